@@ -1,0 +1,1 @@
+"""Local expectation gradients for variational inference."""
