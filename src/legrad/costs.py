@@ -1,0 +1,108 @@
+"""The terms of f that matter to a score: those that the element or a descendant of it touches.
+
+    cost_e = Σ_t term_t · [term t sees element e, directly or through a descendant of e in the guide]
+
+A term that sees neither adds noise and nothing else, as the expectation of a score is zero. What a term sees is
+proved from the program (`reach`), down to single elements; where the proof fails the term counts for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from legrad.problem import Evaluation
+from legrad.reach import EMPTY, Program, own_boxes
+
+
+def among(fixed: Collection[str], parents: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    """The parents among the fixed sites, through any path of sites that are recomputed."""
+    found: dict[str, frozenset[str]] = {}
+    for name, direct in parents.items():
+        found[name] = frozenset()
+        for parent in direct:
+            if parent in fixed:
+                found[name] |= {parent}
+            elif parent != name:
+                found[name] |= found[parent]
+    return {name: found[name] for name in parents if name in fixed}
+
+
+def descendants(parents: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    """Who comes after whom: every site that depends on a site, directly or through others."""
+    after: dict[str, frozenset[str]] = {name: frozenset() for name in parents}
+    for name in reversed(list(parents)):
+        for parent in parents[name]:
+            after[parent] |= {name} | after[name]
+    return after
+
+
+class Costs:
+    """The costs of every element of every fixed site.
+
+    Args:
+        x: the coordinates of the fixed sites, in ancestral order.
+        parents: who is whose parent among them; see `among`.
+        evaluate: `evaluate(x)` runs the problem at other coordinates.
+    """
+
+    def __init__(
+        self,
+        x: Mapping[str, jax.Array],
+        parents: Mapping[str, frozenset[str]],
+        evaluate: Callable[[dict[str, jax.Array]], Evaluation],
+    ) -> None:
+        def program(x: dict[str, jax.Array]) -> tuple[dict[str, Any], dict[str, Any]]:
+            here = evaluate(x)
+            return {name: here.factors[name].log_prob() for name in x}, here.terms()
+
+        self.x, self.parents, self.after = dict(x), parents, descendants(parents)
+        self.program = Program(program, self.x)
+
+    def of(self, site: str, here: Mapping[str, jax.Array], shape: tuple[int, ...]) -> jax.Array:
+        """cost_e for the elements of one site.
+
+        Args:
+            site: whose elements.
+            here: the terms' values, as `Evaluation.terms` gives them.
+            shape: the shape of the site's elements, that of its elementwise log q.
+        """
+        total = jnp.zeros(shape)
+        for name, box in self._boxes(site, shape).items():
+            if box is not None:
+                total = total + _add_up(here[name], box, shape)
+        return total
+
+    def _boxes(self, site: str, shape: tuple[int, ...]) -> dict[str, np.ndarray | None]:
+        seen: dict[str, np.ndarray | None] = dict.fromkeys(self.x)
+        seen[site] = own_boxes(jnp.shape(self.x[site]), jnp.ndim(self.x[site]) - len(shape))
+        for name in self.x:
+            if name in self.after[site]:
+                # An element of a descendant sees what its own factor sees.
+                box = seen[name] if name == site else self.program.reach(seen)[0][name]
+                if name in self.parents[name]:  # its elements depend on each other
+                    box = box.min(axis=tuple(range(1, box.ndim)), keepdims=True)
+                target = jnp.shape(self.x[name])
+                box = box.reshape(box.shape + (1,) * (len(target) + 1 - box.ndim))
+                seen[name] = np.broadcast_to(box, (len(box), *target))
+        return self.program.reach(seen)[1]
+
+
+def _add_up(term: jax.Array, box: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
+    """Add each number of a term to the elements in its box. An interval of an axis counts as the whole axis."""
+    rank = len(box) // 2
+    term, box = jnp.ravel(term), box.reshape(len(box), -1)
+    lo, hi = box[:rank], -box[rank:]
+    point = (lo == hi).T  # (numbers, axes)
+    live = lo[0] != EMPTY
+    total: Any = jnp.zeros((), term.dtype)
+    for pattern in np.unique(point[live], axis=0):
+        (chosen,) = np.nonzero(live & (point == pattern).all(axis=1))
+        target = tuple(n if p else 1 for n, p in zip(shape or (1,), pattern, strict=True))
+        where = tuple(lo[a, chosen] if pattern[a] else np.zeros_like(chosen) for a in range(rank))
+        total = total + jnp.zeros(target, term.dtype).at[where].add(term[chosen])
+    return jnp.broadcast_to(total, shape or (1,)).reshape(shape)

@@ -1,0 +1,1 @@
+"""How good is an estimator, a quadrature, a fit."""

@@ -1,0 +1,53 @@
+"""Gradients of a loss at fixed parameters, in the unconstrained space where they are optimized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from numpyro.infer.elbo import ELBO
+
+from legrad.fitting.parameters import Parameters
+
+
+class Moments(NamedTuple):
+    """Mean and variance of each component of a gradient over draws."""
+
+    mean: Any
+    variance: Any
+
+
+def gradient(
+    estimator: ELBO,
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Callable[[jax.Array], dict[str, Any]]:
+    """`gradient(...)(key)` is one draw of the estimator's gradient of the ELBO."""
+    parameters = Parameters(model, guide, args, kwargs, jax.random.key(0), params)
+    at = parameters.unconstrain(parameters.initial)
+
+    def loss(unconstrained: dict[str, Any], key: jax.Array) -> jax.Array:
+        return -estimator.loss(key, parameters.constrain(unconstrained), model, guide, *args, **kwargs)
+
+    return lambda key: jax.grad(loss)(at, key)
+
+
+def moments(draw: Callable[[jax.Array], Any], key: jax.Array, number: int) -> Moments:
+    """Mean and variance over `number` draws, one after another so that memory stays that of one draw."""
+    shapes = jax.eval_shape(draw, key)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def welford(i: jax.Array, carry: Moments) -> Moments:
+        x = draw(jax.random.fold_in(key, i))
+        delta = jax.tree.map(jnp.subtract, x, carry.mean)
+        mean = jax.tree.map(lambda m, d: m + d / (i + 1), carry.mean, delta)
+        squares = jax.tree.map(lambda s, d, a, m: s + d * (a - m), carry.variance, delta, x, mean)
+        return Moments(mean, squares)
+
+    mean, squares = jax.lax.fori_loop(0, number, welford, Moments(zeros, zeros))
+    return Moments(mean, jax.tree.map(lambda s: s / (number - 1), squares))

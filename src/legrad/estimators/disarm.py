@@ -1,0 +1,113 @@
+"""DisARM: the antithetic estimator for Bernoulli latents (Dong, Mnih, Tucker 2020; Yin et al. 2020).
+
+With u uniform, b = [u < σ(φ)] and its antithetic partner b' = [1 − u < σ(φ)]:
+
+    ∇_φ E[f] ≈ ½ · (f(b) − f(b')) · (−1)^{b'} · [b ≠ b'] · σ(|φ|)
+
+In a guide with several sites one site at a time takes its antithetic value: its ancestors are shared by both
+partners, its descendants are sampled again with the same noise. f(b) − f(b') holds the terms that matter to the
+element alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
+from numpyro.distributions import BernoulliLogits, BernoulliProbs
+from numpyro.primitives import Messenger
+
+from legrad.costs import Costs, among
+from legrad.estimators.base import Estimator, draws, over_draws, require_positive
+from legrad.problem import Factor, Noise, Problem
+from legrad.wrappers import strip
+
+
+class DisARM(Estimator):
+    """Antithetic pairs, for guides whose discrete latents are all Bernoulli; continuous ones are reparameterized.
+
+    Args:
+        num_pairs: antithetic pairs averaged in one estimate.
+
+    References:
+        Dong, Mnih, Tucker (2020), "DisARM: An Antithetic Gradient Estimator for Binary Latent Variables".
+    """
+
+    def __init__(self, num_pairs: int = 1) -> None:
+        require_positive(num_pairs=num_pairs)
+        super().__init__(num_particles=num_pairs)
+        self.num_pairs = num_pairs
+
+    def estimate(self, problem: Problem, key: jax.Array) -> jax.Array:
+        """See `Estimator.estimate`."""
+        return over_draws(partial(self._one, problem), draws(key, self.num_pairs)).mean()
+
+    def _one(self, problem: Problem, noise: Noise) -> jax.Array:
+        first = _Uniforms()
+        pivot = problem.draw(noise, first)
+        binary = _bernoulli_sites(pivot, first)
+        x = {name: stop_gradient(pivot[name].coordinate) for name in binary}
+        evaluate = partial(problem.evaluate, noise=noise, pivot=pivot)
+        here = evaluate(x)
+        costs = Costs(x, among(x, problem.parents(pivot, noise)), evaluate) if x else None
+        total, values = jnp.zeros(()), [here.total(stop=x)]
+        for name in x:
+            partner = problem.draw(noise, _Uniforms(flipped=name))
+            y = {n: stop_gradient(partner[n].coordinate) for n in x}
+            there = evaluate(y)
+            values.append(there.total(stop=x))
+            change = jax.tree.map(jnp.subtract, here.terms(), there.terms())
+            cost = costs.of(name, change, jnp.shape(x[name]))  # type: ignore[union-attr]
+            natural, slope = _natural(here.factors[name])
+            weight = jnp.where(x[name] != y[name], 0.5 * cost * (1 - 2 * y[name]) * slope, 0.0)
+            s = jnp.sum(stop_gradient(weight) * natural)
+            total = total + s - stop_gradient(s)
+        return total + sum(values) / len(values)  # every partner is a draw from q as well
+
+
+class _Uniforms(Messenger):
+    """Samples Bernoulli sites by comparing a uniform with the probability; one site may take 1 − u."""
+
+    def __init__(self, flipped: str | None = None) -> None:
+        super().__init__(None)
+        self.flipped, self.met = flipped, set[str]()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        bare = strip(msg["fn"]).bare
+        if isinstance(bare, BernoulliLogits | BernoulliProbs):
+            shape, name = msg["fn"].shape(), msg["name"]
+            u = jax.random.uniform(msg["kwargs"]["rng_key"], shape, jnp.result_type(bare.probs))
+            u = 1 - u if name == self.flipped else u
+            msg["value"] = (u < bare.probs).astype(jnp.result_type(int))
+            self.met.add(name)
+
+
+def _bernoulli_sites(pivot: dict[str, Factor], sampled: _Uniforms) -> list[str]:
+    found = []
+    for name, factor in pivot.items():
+        if name in sampled.met:
+            found.append(name)
+        elif factor.in_scan and factor.fn.is_discrete:
+            raise ValueError(
+                f"site '{name}' of the guide is inside scan, where DisARM cannot pair its values: use "
+                "legrad.LocalExpectation()"
+            )
+        elif not factor.fn.has_rsample:
+            raise ValueError(
+                f"site '{name}' of the guide is {factor.family}: DisARM is for Bernoulli and reparameterizable sites "
+                "only; use legrad.LocalExpectation(), which takes any support"
+            )
+    return found
+
+
+def _natural(factor: Factor) -> tuple[jax.Array, jax.Array]:
+    """The parameter that the guide gives (logit or probability), and σ(|φ|) · dφ/dparameter."""
+    bare = strip(factor.fn).bare
+    if isinstance(bare, BernoulliLogits):
+        return bare.logits, jax.nn.sigmoid(jnp.abs(bare.logits))
+    return bare.probs, 1.0 / jnp.minimum(bare.probs, 1.0 - bare.probs)

@@ -1,0 +1,225 @@
+"""LeGrad: local expectation gradients (Titsias).
+
+One pivot x ~ q serves all elements. For element e, with candidates v_k and weights ω_k under q(x_e | pa_e):
+
+    ∇ ≈ Σ_k w_k · F_k · ∇ log q(v_k | pa_e),    F_k = f(x with x_e = v_k),
+    w_k ∝ ω_k · q_others(x with x_e = v_k)      q_others: the other fixed factors, the rest of e's Markov blanket
+
+An element that no other fixed site depends on has w = ω, and F_k − f(pivot) stands for F_k. Otherwise only the
+terms that neither e nor its descendants touch may be dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
+
+from legrad import support
+from legrad.costs import Costs, among, descendants
+from legrad.estimators.base import Estimator, Score, draws, over_draws, require_positive, surrogate
+from legrad.estimators.score_function import score
+from legrad.estimators.treatment import treatments
+from legrad.estimators.watch import require_accurate, warn_escaped
+from legrad.problem import Evaluation, Factor, Noise, Problem
+from legrad.singlesite import METHODS, single_site_differences
+
+
+class LocalExpectation(Estimator):
+    """Local expectation gradients, for latents of any kind.
+
+    Every scalar latent is summed over its support, or integrated by quadrature, with the others at a pivot.
+
+    Args:
+        num_pivots: pivots averaged in one estimate.
+        nodes: quadrature nodes for a continuous element.
+        continuous: "quadrature" treats continuous scalars locally where that is accurate; "reparam" uses the
+            reparameterization trick for all of them.
+        method: how f is evaluated with one element changed; see `legrad.single_site`.
+        sites: a choice for some sites by name: "local", "reparam" or "score".
+        window: how many consecutive values stand for the support of an unbounded count (a Poisson factor).
+
+    Example:
+        >>> svi = SVI(model, guide, Adam(1e-2), loss=legrad.LocalExpectation())
+
+    References:
+        Titsias (2015), "Local Expectation Gradients for Doubly Stochastic Variational Inference".
+    """
+
+    def __init__(
+        self,
+        num_pivots: int = 1,
+        nodes: int = 5,
+        continuous: str = "quadrature",
+        method: str = "auto",
+        sites: Mapping[str, str] | None = None,
+        window: int = 64,
+    ) -> None:
+        require_positive(num_pivots=num_pivots, nodes=nodes, window=window)
+        if continuous not in ("quadrature", "reparam"):
+            raise ValueError(f'continuous={continuous!r}: it must be "quadrature" or "reparam"')
+        if method not in METHODS:
+            raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
+        for name, choice in (sites or {}).items():
+            if choice not in ("local", "reparam", "score"):
+                raise ValueError(f'sites[{name!r}]={choice!r}: it must be "local", "reparam" or "score"')
+        super().__init__(num_particles=num_pivots)
+        self.num_pivots, self.nodes, self.continuous, self.method = num_pivots, nodes, continuous, method
+        self.sites, self.window = dict(sites or {}), window
+
+    def estimate(self, problem: Problem, key: jax.Array) -> jax.Array:
+        """See `Estimator.estimate`."""
+        value, scores, alarms = over_draws(partial(self._one, problem), draws(key, self.num_pivots))
+        for name, mass in alarms.escaped.items():
+            warn_escaped(name, mass)
+        for name, change in alarms.inaccurate.items():
+            require_accurate(name, change)
+        return surrogate(value, scores, leave_one_out=self.num_pivots > 1)
+
+    def _one(self, problem: Problem, noise: Noise) -> tuple[jax.Array, dict[str, Score], Alarms]:
+        pivot = problem.draw(noise)
+        graph = problem.parents(pivot, noise)
+        choice = treatments(pivot, graph, self.continuous, self.sites)
+        x = {n: stop_gradient(pivot[n].coordinate) for n in pivot if choice[n] != "reparam"}
+        local = {n: pivot[n].scalar for n in x if choice[n] == "local"}
+        # The entropy of a local factor is known given its parents: -log q at the pivot would only add noise.
+        exact = [n for n, s in local.items() if problem.entropy and support.entropy(s.base) is not None]
+
+        # A continuous site that no fixed site depends on is recomputed from its noise when another site changes: held at
+        # its value it would be in that site's blanket, and a narrow factor there ruins the weights.
+        needed = frozenset[str]().union(*among(x, graph).values())
+        tips = {n for n in local if pivot[n].fn.has_rsample and n not in needed}
+        held = {n: z for n, z in x.items() if n not in tips}
+        parents = among(held, graph)
+        children = {n: bool(after) for n, after in descendants(parents).items()} | dict.fromkeys(tips, False)
+
+        evaluate = partial(problem.evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
+        here = evaluate(x)
+        cuts = {n: self._cut(here.factors[n], children[n]) for n in local}
+        moving = partial(problem.stopped().evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
+        changes = self._changes(moving, x, {n: cuts[n] for n in tips})
+        changes |= self._changes(moving, held, {n: cuts[n] for n in local if n not in tips}, any(children.values()))
+
+        scores, alarms = {}, Alarms({}, {})
+        costs = Costs(held, parents, evaluate) if any(children[n] or n not in local for n in held) else None
+        for n in x:
+            factor = here.factors[n]
+            if n not in local:
+                scores[n] = score(n, here, costs)
+            elif not children[n]:
+                scores[n] = _leaf_score(factor, cuts[n], changes[n])
+            else:
+                cost = stop_gradient(costs.of(n, here.terms(), jnp.shape(factor.coordinate)))
+                scores[n] = _blanket_score(factor, cuts[n], changes[n], cost)
+                if cuts[n].check is not None:
+                    alarms.inaccurate[n] = _inaccuracy(factor, cuts[n], changes[n])
+            if n in local and cuts[n].kind == "window":
+                alarms.escaped[n] = support.escaped_mass(factor.scalar.base, self.window)
+        return here.total(stop=x), scores, alarms
+
+    def _cut(self, factor: Factor, has_children: bool) -> Cut:
+        """The candidates of one site, the pivot first where it is one of them."""
+        base, pivot = factor.scalar.base, factor.coordinate
+        values, weights, kind = support.candidates(base, self.nodes, self.window)
+        if kind == "finite":
+            at = jnp.argmax(values == pivot, axis=0)
+            order = (at + jnp.arange(len(values)).reshape(-1, *(1,) * at.ndim)) % len(values)
+            values, weights = (jnp.take_along_axis(a, order, axis=0) for a in (values, weights))
+        # A candidate of weight zero may have log q = -inf, whose gradient is NaN: the pivot stands in for it.
+        values = jnp.where(weights > 0, values, pivot)
+        check = None
+        if kind == "quadrature" and has_children:
+            check = support.candidates(base, self.nodes + 2, self.window)
+        return Cut(values, weights, kind, check)
+
+    def _changes(
+        self,
+        evaluate: Callable[[dict[str, jax.Array]], Evaluation],
+        fixed: dict[str, jax.Array],
+        cuts: dict[str, Cut],
+        with_log_q: bool = False,
+    ) -> dict[str, Change]:
+        """f and log q with one element changed, minus their values at the pivot."""
+        if not cuts:
+            return {}
+
+        def terms(moved: dict[str, jax.Array]) -> tuple[Any, Any]:
+            there = evaluate(fixed | moved)
+            return there.terms(), {n: there.factors[n].log_prob() for n in fixed} if with_log_q else {}
+
+        moved = {n: cut.moved for n, cut in cuts.items()}
+        changes = single_site_differences(terms, {n: fixed[n] for n in cuts}, moved, self.method)
+        return {n: Change(*(sum(parts.values()) for parts in change)) for n, change in changes.items()}
+
+
+class Alarms(NamedTuple):
+    """What a compiled step watches, by site."""
+
+    escaped: dict[str, jax.Array]
+    inaccurate: dict[str, jax.Array]
+
+
+class Cut(NamedTuple):
+    """The candidates of a site; for a finite support the pivot comes first."""
+
+    values: jax.Array
+    weights: jax.Array
+    kind: str
+    check: support.Candidates | None
+
+    @property
+    def moved(self) -> jax.Array:
+        """The candidates where f must be evaluated: the pivot's own value is known."""
+        if self.kind == "finite":
+            return self.values[1:]
+        return self.values if self.check is None else jnp.concatenate([self.values, self.check.values])
+
+
+class Change(NamedTuple):
+    """f and the bare log q of all fixed sites at the moved candidates, minus their values at the pivot."""
+
+    f: jax.Array
+    log_q: Any
+
+
+def _leaf_score(factor: Factor, cut: Cut, change: Change) -> Score:
+    """No other fixed site depends on this one: its weights are its own, and all constants drop out."""
+    values, weights = cut.moved, cut.weights[-len(cut.moved) :]
+    return Score(factor.scalar.base.log_prob(values), weights, stop_gradient(change.f), None)
+
+
+def _blanket_score(factor: Factor, cut: Cut, change: Change, cost: jax.Array) -> Score:
+    if cut.kind == "finite":
+        change = jax.tree.map(lambda a: jnp.concatenate([jnp.zeros_like(a[:1]), a]), change)
+    change = jax.tree.map(lambda a: a[: len(cut.values)], change)
+    log_w = _log_weights(factor, cut.values, cut.weights, change.log_q)
+    weights = jnp.where(cut.weights > 0, jax.nn.softmax(log_w, axis=0), 0.0)
+    return Score(factor.scalar.base.log_prob(cut.values), stop_gradient(weights), stop_gradient(change.f), cost)
+
+
+def _log_weights(factor: Factor, values: jax.Array, weights: jax.Array, log_q: jax.Array) -> jax.Array:
+    """log ω_k + log q_others(v_k), up to a constant: log q of all minus that of the element itself."""
+    own = stop_gradient(factor.scalar.log_prob(values) - factor.scalar.log_prob(factor.coordinate))
+    safe = jnp.where(weights > 0, weights, 1.0)
+    return jnp.where(weights > 0, jnp.log(safe) + stop_gradient(log_q) - own, -jnp.inf)
+
+
+def _inaccuracy(factor: Factor, cut: Cut, change: Change) -> jax.Array:
+    """How much the reweighted quadrature's mass, mean and variance move from K to K+2 nodes."""
+    K = len(cut.weights)
+    centre = jnp.sum(cut.weights * cut.values, axis=0)
+    spread = jnp.sqrt(jnp.sum(cut.weights * (cut.values - centre) ** 2, axis=0))
+
+    def moments(values: jax.Array, weights: jax.Array, log_q: jax.Array) -> jax.Array:
+        log_w = _log_weights(factor, values, weights, log_q)
+        w, u = jax.nn.softmax(log_w, axis=0), (values - centre) / spread
+        mean = jnp.sum(w * u, axis=0)
+        return jnp.stack([jax.nn.logsumexp(log_w, axis=0), mean, jnp.sum(w * (u - mean) ** 2, axis=0)])
+
+    fewer = moments(cut.values, cut.weights, change.log_q[:K])
+    more = moments(cut.check.values, cut.check.weights, change.log_q[K:])
+    return jnp.max(jnp.abs(fewer - more))

@@ -1,0 +1,1 @@
+"""The loop that fits, and what it gives back."""

@@ -1,0 +1,149 @@
+"""The one loop: it drives any estimator with any optax optimizer, compiled in chunks of steps."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpyro.infer.elbo import ELBO
+from tqdm.auto import tqdm
+
+from legrad.estimators import LocalExpectation
+from legrad.fitting.checks import check_start
+from legrad.fitting.parameters import Parameters
+from legrad.fitting.result import FitResult
+from legrad.problem import Problem
+
+_CHUNK_SECONDS = 0.5  # how long compiled code runs between two looks at the clock
+
+
+def fit(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    *,
+    key: jax.Array,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    estimator: ELBO | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    steps: int = 2000,
+    init_params: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> FitResult:
+    """Fit a guide to a model by stochastic gradients of the ELBO.
+
+    Args:
+        model: a NumPyro model, or `legrad.log_density(f)`.
+        guide: a NumPyro guide, such as `legrad.MeanField(model)`.
+        key: the random key; the same key gives the same fit.
+        args: arguments of model and guide; arrays among them are data.
+        kwargs: keyword arguments of model and guide.
+        estimator: any of legrad's, or any NumPyro ELBO; `LocalExpectation()` if None.
+        optimizer: an optax optimizer, schedules included; `optax.adam(1e-2)` if None.
+        steps: how many.
+        init_params: parameter values to start from, constrained.
+        progress: show a progress bar; if None, where the output is a terminal.
+
+    Returns:
+        The parameters, the ELBO of every step, and what to do with them.
+
+    Example:
+        >>> result = legrad.fit(model, legrad.MeanField(model), args=(X, y), key=jax.random.key(0))
+        >>> result.params, result.elbo[-1]
+    """
+    estimator = LocalExpectation() if estimator is None else estimator
+    optimizer = optax.adam(1e-2) if optimizer is None else optimizer
+    _check(estimator, optimizer, steps, args)
+    kwargs = dict(kwargs or {})
+    of_init, of_check, of_steps = jax.random.split(key, 3)
+    parameters = Parameters(model, guide, args, kwargs, of_init, init_params)
+    check_start(Problem(model, guide, parameters.initial, args, kwargs), of_check)
+
+    arrays, rebuild = _split_arrays((args, kwargs))
+
+    @jax.jit
+    def run(state: Any, start: jax.Array, number: jax.Array, key: jax.Array, arrays: Any) -> Any:
+        args, kwargs = rebuild(arrays)
+
+        def loss(unconstrained: dict[str, Any], key: jax.Array) -> jax.Array:
+            return estimator.loss(key, parameters.constrain(unconstrained), model, guide, *args, **kwargs)
+
+        def step(i: jax.Array, carry: Any) -> Any:
+            unconstrained, memory, history = carry
+            value, gradient = jax.value_and_grad(loss)(unconstrained, jax.random.fold_in(key, i))
+            updates, memory = optimizer.update(gradient, memory, unconstrained)
+            history = history.at[i].set(-value)
+            return optax.apply_updates(unconstrained, updates), memory, history
+
+        # A loop with traced bounds is one compiled program for chunks of any length.
+        return jax.lax.fori_loop(start, start + number, step, state)
+
+    unconstrained = parameters.unconstrain(parameters.initial)
+    history = jnp.full(steps, jnp.nan, jnp.result_type(float))
+    state = (unconstrained, optimizer.init(unconstrained), history)
+    begun = time.perf_counter()
+    state = _drive(lambda state, start, n: run(state, start, n, of_steps, arrays), state, steps, progress)
+    return FitResult(
+        params=jax.device_get(parameters.constrain(state[0])),
+        elbo=np.asarray(state[2]),
+        steps=steps,
+        seconds=time.perf_counter() - begun,
+        problem=Problem(model, guide, parameters.constrain(state[0]), args, kwargs),
+        estimator=estimator,
+    )
+
+
+def _drive(run: Callable[..., Any], state: Any, steps: int, progress: bool | None) -> Any:
+    """Run all steps, in chunks that take about half a second each."""
+    done, chunk = 0, 1
+    hide = not (sys.stderr.isatty() if progress is None else progress)
+    with tqdm(total=steps, disable=hide, unit="step") as bar:
+        while done < steps:
+            chunk = min(chunk, steps - done)
+            begun = time.perf_counter()
+            state = jax.block_until_ready(run(state, done, chunk))
+            seconds = time.perf_counter() - begun
+            done += chunk
+            if not hide:
+                bar.set_postfix_str(f"ELBO {_recent(state[2], done):.4g}")
+                bar.update(chunk)
+            if done == 1:
+                chunk = 2  # the first chunk's time is that of compiling
+            elif seconds < _CHUNK_SECONDS:
+                chunk = min(4 * chunk, max(1, int(chunk * _CHUNK_SECONDS / max(seconds, 1e-9))))
+    return state
+
+
+def _recent(history: jax.Array, done: int) -> float:
+    return float(np.mean(np.asarray(history[max(0, done - 100) : done])))
+
+
+def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Arrays become inputs of the compiled program; everything else stays as it is, known while tracing."""
+    leaves, structure = jax.tree.flatten(tree)
+    dynamic = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+
+    def rebuild(arrays: list[Any]) -> Any:
+        rest = iter(arrays)
+        return structure.unflatten([next(rest) if d else x for d, x in zip(dynamic, leaves, strict=True)])
+
+    return [jnp.asarray(x) for d, x in zip(dynamic, leaves, strict=True) if d], rebuild
+
+
+def _check(estimator: Any, optimizer: Any, steps: Any, args: Any) -> None:
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(f"steps={steps!r}: a fit needs a whole number of at least 1")
+    if not isinstance(estimator, ELBO):
+        raise TypeError(
+            f"estimator={estimator!r} is no estimator: pass an object such as legrad.LocalExpectation()"
+        )
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(f"optimizer={optimizer!r} is no optax optimizer: pass one such as optax.adam(1e-2)")
+    if not isinstance(args, tuple):
+        raise TypeError(f"args is a {type(args).__name__}: pass the model's arguments as a tuple, args=(X, y)")

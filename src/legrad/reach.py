@@ -1,0 +1,293 @@
+"""Which elements of a latent each number of a program can see: proved from the program, never assumed.
+
+Every intermediate number carries a *box* over the axes of the latent: for each axis the interval [lo, hi] of
+indices that may have influenced it. Joining two boxes takes the smaller lo and the larger hi, so a program is
+followed by running its data movement on boxes and taking minima wherever it mixes numbers. A primitive without
+a rule mixes everything with everything, which is always sound.
+
+A box is stored as (lo_1, ..., lo_D, -hi_1, ..., -hi_D) on a leading axis, so that every join is a minimum;
+"sees nothing" is EMPTY in all places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from legrad import _compat
+from legrad.interpreter import interpret
+
+EMPTY = np.iinfo(np.int32).max
+_FOLD_LIMIT = 1 << 20  # constants of up to this many numbers are followed, to know what an index array holds
+
+
+class Constant:
+    """A number that sees no element; `value` holds it where the program shows it (index arrays)."""
+
+    def __init__(self, value: np.ndarray | None = None) -> None:
+        self.value = value
+
+
+Seen = np.ndarray | Constant
+
+
+def own_boxes(shape: tuple[int, ...], event_ndim: int = 0) -> np.ndarray:
+    """Each element of an array sees itself; trailing event axes belong to the element.
+
+    An array with no batch axis is one element: it gets one axis, so that there is something to see.
+    """
+    batch = shape[: len(shape) - event_ndim]
+    index = np.indices(batch or (1,), dtype=np.int32).reshape(-1, *batch)
+    index = index.reshape(index.shape + (1,) * event_ndim)
+    index = np.broadcast_to(index, (len(index), *shape))
+    return np.concatenate([index, -index])
+
+
+class Program:
+    """A program of one pytree of arrays, traced once, to be followed for any latent.
+
+    Args:
+        program: the function; it returns a pytree of arrays.
+        inputs: its argument, needed for shapes and types only.
+    """
+
+    def __init__(self, program: Callable[[Any], Any], inputs: Any) -> None:
+        self.closed, out = jax.make_jaxpr(program, return_shape=True)(inputs)
+        self.inputs, self.outputs = jax.tree.structure(inputs), jax.tree.structure(out)
+
+    def reach(self, seen: Any) -> Any:
+        """The boxes of every output, None where it sees nothing, given those of the inputs."""
+        boxes = [Constant() if box is None else box for box in self.inputs.flatten_up_to(seen)]
+        results = interpret(self.closed.jaxpr, self.closed.consts, boxes, _rule, _lift)
+        return self.outputs.unflatten([None if isinstance(r, Constant) else r for r in results])
+
+
+def _lift(value: Any) -> Constant:
+    known = _compat.is_concrete(value) and np.size(value) <= _FOLD_LIMIT
+    return Constant(np.asarray(value) if known and _is_index(value) else None)
+
+
+def _is_index(x: Any) -> bool:
+    dtype = x.dtype if hasattr(x, "dtype") else np.result_type(x)
+    return bool(jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_))
+
+
+def _rule(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    if all(isinstance(x, Constant) for x in operands):
+        return _fold(eqn, operands)  # type: ignore[arg-type]
+    results = RULES.get(eqn.primitive.name, _everything)(eqn, operands)
+    for box, var in zip(results, eqn.outvars, strict=True):
+        # A rule that gets a shape wrong could claim independence that is not there.
+        assert isinstance(box, Constant) or box.shape[1:] == var.aval.shape, (eqn.primitive.name, box.shape)
+    return results
+
+
+def _fold(eqn: Any, operands: list[Constant]) -> list[Seen]:
+    """Constants stay constants; small integer ones are computed, to know what an index array holds."""
+    values = [x.value for x in operands]
+    small = all(_is_index(v.aval) and v.aval.size <= _FOLD_LIMIT for v in eqn.outvars)
+    if any(v is None for v in values) or not small or eqn.effects:
+        return [Constant() for _ in eqn.outvars]
+    with jax.ensure_compile_time_eval():
+        results = eqn.primitive.bind(*values, **eqn.params)
+    results = results if eqn.primitive.multiple_results else [results]
+    return [Constant(np.asarray(r)) for r in results]
+
+
+# --- the rules: one family a function ------------------------------------------------------------------------
+
+
+def _boxes(x: Seen, like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if isinstance(x, Constant):
+        return np.full((len(like), *shape), EMPTY, np.int32)
+    return x
+
+
+def _some(operands: list[Seen]) -> np.ndarray:
+    return next(x for x in operands if not isinstance(x, Constant))
+
+
+def _everything(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    seen = [x.reshape(len(x), -1).min(axis=1, initial=EMPTY) for x in operands if not isinstance(x, Constant)]
+    total = reduce(np.minimum, seen)
+    return [_spread(total, v.aval.shape) for v in eqn.outvars]
+
+
+def _spread(box: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.broadcast_to(box.reshape(len(box), *(1,) * len(shape)), (len(box), *shape))
+
+
+def _elementwise(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    # Operands may have rank 0, or axes of size 1: primitives broadcast those by themselves.
+    shape = eqn.outvars[0].aval.shape
+    parts = [x if x.ndim > 1 else _spread(x, shape) for x in operands if not isinstance(x, Constant)]
+    joined = np.broadcast_to(reduce(np.minimum, parts), (len(parts[0]), *shape))
+    return [joined for _ in eqn.outvars]
+
+
+def _reshape(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    x = _some(operands)
+    return [x.reshape(len(x), *eqn.outvars[0].aval.shape)]
+
+
+def _transpose(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    return [_some(operands).transpose(0, *(p + 1 for p in eqn.params["permutation"]))]
+
+
+def _broadcast_in_dim(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    x, shape = _some(operands), eqn.params["shape"]
+    aligned = [1] * len(shape)
+    for axis, target in enumerate(eqn.params["broadcast_dimensions"]):
+        aligned[target] = x.shape[axis + 1]
+    return [np.broadcast_to(x.reshape(len(x), *aligned), (len(x), *shape))]
+
+
+def _slice(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    p = eqn.params
+    strides = p["strides"] or (1,) * len(p["start_indices"])
+    window = map(slice, p["start_indices"], p["limit_indices"], strides)
+    return [_some(operands)[(slice(None), *window)]]
+
+
+def _rev(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    return [np.flip(_some(operands), [d + 1 for d in eqn.params["dimensions"]])]
+
+
+def _concatenate(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    like = _some(operands)
+    parts = [_boxes(x, like, v.aval.shape) for x, v in zip(operands, eqn.invars, strict=True)]
+    return [np.concatenate(parts, axis=eqn.params["dimension"] + 1)]
+
+
+def _split(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    cuts = np.cumsum(eqn.params["sizes"])[:-1]
+    return list(np.split(_some(operands), cuts, axis=eqn.params["axis"] + 1))
+
+
+def _pad(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    config = eqn.params["padding_config"]
+    if any(lo < 0 or hi < 0 for lo, hi, _ in config):
+        return _everything(eqn, operands)
+    like, shape = _some(operands), eqn.outvars[0].aval.shape
+    padding = operands[1]
+    out = np.full((len(like), *shape), EMPTY, np.int32)
+    if not isinstance(padding, Constant):
+        out = _spread(padding, shape).copy()
+    inner = tuple(
+        slice(lo, size - hi, step + 1) for (lo, hi, step), size in zip(config, shape, strict=True)
+    )
+    out[(slice(None), *inner)] = _boxes(operands[0], like, eqn.invars[0].aval.shape)
+    return [out]
+
+
+def _reduce(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    axes = tuple(a + 1 for a in eqn.params["axes"])
+    parts = [x.min(axis=axes, initial=EMPTY) for x in operands if not isinstance(x, Constant)]
+    return [reduce(np.minimum, parts) for _ in eqn.outvars]
+
+
+def _cumulative(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    x, axis = _some(operands), eqn.params["axis"] + 1
+    x = np.flip(x, axis) if eqn.params["reverse"] else x
+    x = np.minimum.accumulate(x, axis=axis)
+    return [np.flip(x, axis) if eqn.params["reverse"] else x]
+
+
+def _sort(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    axis = eqn.params["dimension"] + 1
+    joined = reduce(np.minimum, [x for x in operands if not isinstance(x, Constant)])
+    joined = np.broadcast_to(joined.min(axis=axis, keepdims=True, initial=EMPTY), joined.shape)
+    return [joined for _ in eqn.outvars]
+
+
+def _linear_algebra(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    """Matrices of a batch do not mix; within one matrix everything mixes."""
+    parts = [x.min(axis=(-2, -1), initial=EMPTY) for x in operands if not isinstance(x, Constant)]
+    joined = reduce(np.minimum, parts)
+    return [np.broadcast_to(joined[..., None, None], (len(joined), *v.aval.shape)) for v in eqn.outvars]
+
+
+def _dot_general(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    (contract, batch), out = eqn.params["dimension_numbers"], eqn.outvars[0].aval.shape
+    joined = None
+    free = [v.aval.ndim - len(c) - len(b) for v, c, b in zip(eqn.invars, contract, batch, strict=True)]
+    for side, x in enumerate(operands):
+        if isinstance(x, Constant):
+            continue
+        x = np.moveaxis(x, [b + 1 for b in batch[side]], range(1, len(batch[side]) + 1))
+        kept = [d for d in range(eqn.invars[side].aval.ndim) if d not in batch[side]]
+        drop = tuple(kept.index(c) + 1 + len(batch[side]) for c in contract[side])
+        x = x.min(axis=drop, initial=EMPTY)
+        head, tail = x.shape[: 1 + len(batch[side])], x.shape[1 + len(batch[side]) :]
+        ones = (1,) * free[1 - side]
+        x = x.reshape(*head, *((*tail, *ones) if side == 0 else (*ones, *tail)))
+        joined = x if joined is None else np.minimum(joined, x)
+    assert joined is not None
+    return [np.broadcast_to(joined, (len(joined), *out))]
+
+
+def _gather(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    operand, indices = operands
+    out = eqn.outvars[0].aval
+    parts = []
+    if not isinstance(indices, Constant):  # mu[z]: an output sees the indices that picked it
+        offset = eqn.params["dimension_numbers"].offset_dims
+        picked = indices.min(axis=-1, initial=EMPTY)
+        picked = np.expand_dims(picked, [d + 1 for d in offset])
+        parts.append(np.broadcast_to(picked, (len(picked), *out.shape)))
+    if not isinstance(operand, Constant):
+        if isinstance(indices, Constant) and indices.value is not None:
+            parts.append(_take(eqn, operand, indices.value))
+        else:
+            parts.append(_everything(eqn, [operand])[0])
+    return [reduce(np.minimum, parts)]
+
+
+def _take(eqn: Any, operand: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Run the gather on positions, then look the boxes up: exact for every mode of the primitive."""
+    shape = operand.shape[1:]
+    size = int(np.prod(shape))
+    positions = np.arange(1, size + 1, dtype=np.int32).reshape(shape)
+    params = dict(eqn.params, fill_value=0)  # position 0: out of bounds, filled with a constant
+    with jax.ensure_compile_time_eval():
+        taken = np.asarray(eqn.primitive.bind(positions, indices, **params))
+    flat = np.concatenate(
+        [np.full((len(operand), 1), EMPTY, np.int32), operand.reshape(len(operand), -1)], axis=1
+    )
+    return flat[:, taken]
+
+
+_ELEMENTWISE = """
+abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp conj
+convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
+polygamma pow random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
+shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+xor zeta
+""".split()
+
+RULES: dict[str, Callable[[Any, list[Seen]], list[Seen]]] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(["reshape", "squeeze", "expand_dims"], _reshape),
+    **dict.fromkeys(
+        "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split(),
+        _reduce,
+    ),
+    **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _cumulative),
+    **dict.fromkeys(["triangular_solve", "cholesky"], _linear_algebra),
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "slice": _slice,
+    "rev": _rev,
+    "concatenate": _concatenate,
+    "split": _split,
+    "pad": _pad,
+    "sort": _sort,
+    "dot_general": _dot_general,
+    "gather": _gather,
+}

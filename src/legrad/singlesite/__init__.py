@@ -1,0 +1,72 @@
+"""`f` with one element of `x` replaced, for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from legrad.singlesite.brute import brute
+
+METHODS = ("auto", "brute")
+MEMORY = 1 << 28  # bytes of intermediate values held at once
+
+
+def single_site(
+    f: Callable[[Any], Any], x: Any, candidates: Any, method: str = "auto", *, memory: int = MEMORY
+) -> Any:
+    """The values f(x with one element set to one of its candidates), for every element and candidate.
+
+    Args:
+        f: a function of a pytree of arrays that returns a scalar or a pytree of scalars. A leaf that is an array
+            counts as a list of additive terms and is summed.
+        x: the pivot: a pytree of arrays, of integers or floats.
+        candidates: the structure of `x`; each leaf has a leading axis of its own length K.
+        method: "auto" takes the fastest method there is; "brute" evaluates all of `f` each time.
+        memory: a bound in bytes on intermediate values, met by running blocks in sequence.
+
+    Returns:
+        The structure of `candidates`. Where `f` returns a pytree, each leaf holds that pytree.
+
+    Example:
+        >>> legrad.single_site(lambda x: (x**2).sum(), jnp.array([1.0, 2.0]), jnp.zeros((1, 2)))
+        Array([[4., 1.]], dtype=float32)
+    """
+    _check(x, candidates, method)
+    return brute(f, x, candidates, memory=memory)
+
+
+def single_site_differences(
+    f: Callable[[Any], Any], x: Any, candidates: Any, method: str = "auto", *, memory: int = MEMORY
+) -> Any:
+    """As `single_site`, minus f(x), computed as a difference: accurate where f is a sum of many terms.
+
+    The arguments are those of `single_site`. Differences are taken term by term where `f` returns arrays of terms.
+    """
+    _check(x, candidates, method)
+    return brute(f, x, candidates, memory=memory, pivot=f(x))
+
+
+def _check(x: Any, candidates: Any, method: str) -> None:
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
+    if jax.tree.structure(x) != jax.tree.structure(candidates):
+        raise ValueError(
+            f"candidates have the structure {jax.tree.structure(candidates)} and x has {jax.tree.structure(x)}: "
+            "they must be the same"
+        )
+    for (path, leaf), values in zip(jax.tree.leaves_with_path(x), jax.tree.leaves(candidates), strict=True):
+        name, shape = "x" + jax.tree_util.keystr(path), jnp.shape(leaf)
+        if jnp.ndim(values) == 0 or jnp.shape(values)[1:] != shape:
+            raise ValueError(
+                f"the candidates of {name} have shape {jnp.shape(values)}: expected {('K', *shape)}, an array of "
+                f"{name}'s shape for each of K candidates"
+            )
+        if not np.can_cast(jnp.result_type(values), jnp.result_type(leaf), "same_kind"):
+            raise ValueError(
+                f"the candidates of {name} are {jnp.result_type(values)} and {name} is {jnp.result_type(leaf)}: "
+                "give both the same type"
+            )
