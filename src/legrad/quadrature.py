@@ -1,8 +1,8 @@
 """Nodes and weights of continuous distributions: `v = Q(Φ(z))`, Q the quantile function, z Hermite nodes.
 
 A distribution is admitted if its fewest nodes give the gradients of E[x], E[x²] and the entropy to 2% (the
-entropy by NumPyro's formula where it has one). A new one is a line in `QUADRATURE`, and a row in the catalogue
-of `tests/test_support.py`, which measures all of them.
+entropy by NumPyro's formula where it has one). A new one is a line in `QUADRATURE`, and a row in the
+catalogue of `tests/test_support.py`, which measures all of them.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ converges from anywhere: three or four steps reach the precision of JAX's incomp
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ Tail = Callable[[np.ndarray], Array]
 
 def _halley(
     start: Array,
-    log_mass: np.ndarray,
+    log_mass: Array,
     tail: Callable[[Array], Array],
     log_pdf: Callable[[Array], Array],
     slope: Callable[[Array], Array],
@@ -49,7 +50,7 @@ def _halley(
 def _by_tail(lower: Tail, upper: Tail, z: np.ndarray) -> Array:
     """Each score from its own tail: one minus a mass near one has no digits left in float32."""
     below, above = np.flatnonzero(z <= 0), np.flatnonzero(z > 0)
-    parts = [f(z[at]) for f, at in ((lower, below), (upper, above)) if at.size]
+    parts = [f(at) for f, at in ((lower, below), (upper, above)) if at.size]
     return jnp.concatenate(parts)[np.argsort(np.concatenate([below, above]))]
 
 
@@ -60,51 +61,61 @@ def _limit(dtype: jnp.dtype) -> float:
 
 def gamma_log(concentration: Array, z: np.ndarray) -> Array:
     """Logarithm of the quantile of Gamma(concentration, 1) at scores `z` (leading axis: the nodes)."""
-    a = concentration
+    below, above = special.log_ndtr(z), special.log_ndtr(-z)
+    return _by_tail(
+        lambda at: _gamma_tail(concentration, z[at], below[at], below[at], 1.0),
+        lambda at: _gamma_tail(concentration, z[at], below[at], above[at], -1.0),
+        z,
+    )
 
-    def solve(z: np.ndarray, sign: float) -> Array:
-        log_mass = special.log_ndtr(sign * z)
-        cube_root = 1 - 1 / (9 * a) + z / (3 * jnp.sqrt(a))  # Wilson and Hilferty
-        series = (special.log_ndtr(z) + gammaln(a + 1)) / a  # the incomplete gamma function near zero
-        wilson = jnp.log(a) + 3 * jnp.log(jnp.maximum(cube_root, 0.1))
-        near_zero = series if sign > 0 else jnp.maximum(series, wilson)
-        start = jnp.where((a > 0.5) & (cube_root > 0.1), wilson, near_zero)
-        tail = gammainc if sign > 0 else gammaincc
-        refined = _halley(
-            start,
-            log_mass,
-            lambda y: tail(jnp.broadcast_to(a, y.shape), jnp.exp(y)),
-            lambda y: a * y - jnp.exp(y) - gammaln(a),
-            lambda y: a - jnp.exp(y),
-            sign,
-            steps=3,
-        )
-        return jnp.where(a > _limit(start.dtype), start, refined)
 
-    return _by_tail(lambda z: solve(z, 1.0), lambda z: solve(z, -1.0), z)
+@partial(jax.jit, static_argnames="sign")
+def _gamma_tail(a: Array, z: Array, log_below: Array, log_mass: Array, sign: float) -> Array:
+    cube_root = 1 - 1 / (9 * a) + z / (3 * jnp.sqrt(a))  # Wilson and Hilferty
+    wilson = jnp.log(a) + 3 * jnp.log(jnp.maximum(cube_root, 0.1))
+    series = (log_below + gammaln(a + 1)) / a  # the incomplete gamma function near zero
+    near_zero = series if sign > 0 else jnp.maximum(series, wilson)
+    start = jnp.where((a > 0.5) & (cube_root > 0.1), wilson, near_zero)
+    incomplete = gammainc if sign > 0 else gammaincc
+    refined = _halley(
+        start,
+        log_mass,
+        tail=lambda y: incomplete(jnp.broadcast_to(a, y.shape), jnp.exp(y)),
+        log_pdf=lambda y: a * y - jnp.exp(y) - gammaln(a),
+        slope=lambda y: a - jnp.exp(y),
+        sign=sign,
+        steps=3,
+    )
+    return jnp.where(a > _limit(start.dtype), start, refined)
 
 
 def beta_logit(concentration1: Array, concentration0: Array, z: np.ndarray) -> Array:
     """Logit of the quantile of a Beta distribution at scores `z` (leading axis: the nodes)."""
-
-    def lower(a: Array, b: Array, z: np.ndarray) -> Array:
-        start = _beta_start(a, b, z)
-        refined = _halley(
-            start,
-            special.log_ndtr(z),
-            lambda y: betainc(jnp.broadcast_to(a, y.shape), jnp.broadcast_to(b, y.shape), jax.nn.sigmoid(y)),
-            lambda y: a * jax.nn.log_sigmoid(y) + b * jax.nn.log_sigmoid(-y) - betaln(a, b),
-            lambda y: a - (a + b) * jax.nn.sigmoid(y),
-            1.0,
-            steps=4,
-        )
-        return jnp.where(jnp.minimum(a, b) > _limit(start.dtype), start, refined)
-
     a, b = concentration1, concentration0
-    return _by_tail(lambda z: lower(a, b, z), lambda z: -lower(b, a, -z), z)
+    below, above = special.log_ndtr(z), special.log_ndtr(-z)
+    return _by_tail(
+        lambda at: _beta_lower(a, b, z[at], below[at], above[at]),
+        lambda at: -_beta_lower(b, a, -z[at], above[at], below[at]),
+        z,
+    )
 
 
-def _beta_start(a: Array, b: Array, z: np.ndarray) -> Array:
+@jax.jit
+def _beta_lower(a: Array, b: Array, z: Array, log_below: Array, log_above: Array) -> Array:
+    start = _beta_start(a, b, z, log_below, log_above)
+    refined = _halley(
+        start,
+        log_below,
+        tail=lambda y: betainc(jnp.broadcast_to(a, y.shape), jnp.broadcast_to(b, y.shape), jax.nn.sigmoid(y)),
+        log_pdf=lambda y: a * jax.nn.log_sigmoid(y) + b * jax.nn.log_sigmoid(-y) - betaln(a, b),
+        slope=lambda y: a - (a + b) * jax.nn.sigmoid(y),
+        sign=1.0,
+        steps=4,
+    )
+    return jnp.where(jnp.minimum(a, b) > _limit(start.dtype), start, refined)
+
+
+def _beta_start(a: Array, b: Array, z: Array, log_below: Array, log_above: Array) -> Array:
     """Abramowitz and Stegun 26.5.22 where both concentrations are one or more; else one power law per end."""
     inv_a, inv_b = 1 / (2 * jnp.maximum(a, 1) - 1), 1 / (2 * jnp.maximum(b, 1) - 1)
     h, spread = 2 / (inv_a + inv_b), (z**2 - 3) / 6
@@ -116,12 +127,11 @@ def _beta_start(a: Array, b: Array, z: np.ndarray) -> Array:
     log_right = b * jnp.log(b / (a + b)) - jnp.log(b)
     log_total = jnp.logaddexp(log_left, log_right)
 
-    def end(log_mass: np.ndarray, c: Array) -> Array:
+    def end(log_mass: Array, c: Array) -> Array:
         log_x = jnp.minimum((log_mass + jnp.log(c) + log_total) / c, -1e-3)
         return log_x - jnp.log(-jnp.expm1(log_x))
 
-    below = special.log_ndtr(z)
-    power = jnp.where(below < log_left - log_total, end(below, a), -end(special.log_ndtr(-z), b))
+    power = jnp.where(log_below < log_left - log_total, end(log_below, a), -end(log_above, b))
     return jnp.where((a >= 1) & (b >= 1), smooth, power)
 
 

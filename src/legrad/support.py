@@ -271,8 +271,9 @@ def candidates(base: Distribution, nodes: int = 5, window: int = 64) -> Candidat
     if not is_admitted(base):
         return None
     shape = base.batch_shape
-    dtype = jax.eval_shape(lambda: base.sample(jax.random.key(0))).dtype
     values, weights, kind = _candidates(jax.tree.map(_stopped, _bare(base)), nodes, window)
+    continuous = kind == "quadrature"
+    dtype = jnp.result_type(float) if continuous else jax.eval_shape(base.sample, jax.random.key(0)).dtype
 
     def spread(x: Array) -> Array:
         x = jnp.reshape(x, x.shape[:1] + (1,) * (1 + len(shape) - x.ndim) + x.shape[1:])
