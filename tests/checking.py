@@ -41,7 +41,7 @@ class Estimate(NamedTuple):
         return float(sizes.min()), int(sizes.argmin())
 
 
-def draw_until(gradient, exact, wanted, batch=8192, most=300):
+def draw_until(gradient, exact, wanted, batch=1 << 15, most=200):
     """Average gradients of fresh keys until a relative bias of `wanted` in one component could be seen."""
     many = jax.jit(lambda keys: jax.vmap(gradient)(keys))
     total, squares, count = 0.0, 0.0, 0

@@ -9,6 +9,16 @@ from checking import ESTIMATORS, Estimate, draw_until, flat, gradient_of
 
 import legrad
 
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _optimized():
+    """These programs run for millions of draws: here compiling well pays."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 PAIRS = [(row, name) for row in ROWS for name in row.estimators]
 
 

@@ -27,6 +27,7 @@ from numpyro.distributions.transforms import IdentityTransform, Transform
 from numpyro.infer import init_to_sample
 
 from legrad.distributions import OffsetCategorical
+from legrad.wrappers import strip
 
 _UNCOVERED = 1e-6  # prior mass that the window of a count may leave out
 _MAX_WINDOW = 256
@@ -213,13 +214,20 @@ class MeanField:
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Sample every latent; returns the values by site name."""
+        return self._sample(args, kwargs, whole=False)
+
+    def whole(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """As a call, with every plate at its full size: the posterior of all members, not of a subsample."""
+        return self._sample(args, kwargs, whole=True)
+
+    def _sample(self, args: tuple, kwargs: dict, whole: bool) -> dict[str, jax.Array]:
         if self._factors is None:
             # Inside a jit all arrays are traced unless told otherwise; outside, telling it only costs time.
             inside_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
             with jax.ensure_compile_time_eval() if inside_jit else nullcontext(), handlers.block():
                 self._factors = self._setup(args, kwargs, compiled=not inside_jit)
         plates = {
-            plate: numpyro.plate(plate.name, plate.size, plate.subsample_size, plate.dim)
+            plate: numpyro.plate(plate.name, plate.size, None if whole else plate.subsample_size, plate.dim)
             for plate in dict.fromkeys(p for f in self._factors.values() for p in f.latent.plates)
         }
         values = {}
@@ -301,7 +309,7 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> _Latent:
     support = fn.support
     while isinstance(support, constraints.independent):
         support = support.base_constraint
-    base, mask = _unwrap(fn, support.event_dim)
+    base, mask = strip(fn)
     prior = base if isinstance(support, constraints.integer_greater_than) else None
     latent = _Latent(
         name, type(base).__name__, tuple(shape), fn.event_dim, plates, value, support, mask, prior
@@ -316,19 +324,6 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> _Latent:
         if np.ndim(mask):
             raise latent.error("is masked inside a subsampled plate: write the guide by hand")
     return latent
-
-
-def _unwrap(fn: Any, block_dim: int) -> tuple[Any, Any]:
-    """The distribution under `expand`, `to_event`, `mask`, and the mask over blocks of `block_dim` axes."""
-    mask = None
-    while isinstance(fn, dist.ExpandedDistribution | dist.Independent | dist.MaskedDistribution):
-        if isinstance(fn, dist.MaskedDistribution):
-            own = fn._mask
-            if not isinstance(own, bool):
-                own = jnp.reshape(own, own.shape + (1,) * (fn.event_dim - block_dim))
-            mask = own if mask is None else mask & own
-        fn = fn.base_dist
-    return fn, mask
 
 
 def _check_static(draws: Sequence[_Latent]) -> None:
@@ -429,7 +424,8 @@ def _discrete(draws: Sequence[_Latent], init: ArrayLike | None, window: tuple[in
 def _continuous(draws: Sequence[_Latent], init: ArrayLike | None, scale: float) -> _Continuous:
     site = draws[0]
     try:
-        transform = dist.biject_to(site.support)
+        # Constants of the transform as NumPy arrays: they are no parameters.
+        transform = jax.tree.map(np.asarray, dist.biject_to(site.support))
     except NotImplementedError:
         raise site.error(
             f"has support {site.support}, to which no bijection is known: write the guide by hand"

@@ -2,7 +2,7 @@
 
 A distribution is admitted if its fewest nodes give the gradients of E[x], E[x²] and the entropy to 2% (the
 entropy by NumPyro's formula where it has one). A new one is a line in `QUADRATURE`, and a row in the
-catalogue of `tests/test_support.py`, which measures all of them.
+catalogue of `tests/test_quadrature.py`, which measures all of them.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ class Rule(NamedTuple):
 
 
 def _positive(x: Array) -> Array:
+    x = jnp.asarray(x)
     return jnp.maximum(x, jnp.finfo(x.dtype).tiny)
 
 
 def _unit(x: Array) -> Array:
+    x = jnp.asarray(x)
     return jnp.clip(x, jnp.finfo(x.dtype).tiny, 1 - jnp.finfo(x.dtype).epsneg)
 
 
@@ -130,7 +132,7 @@ QUADRATURE: dict[type, Rule] = {
     ),
     dist.Dagum: Rule(
         lambda d, n: d.scale * jnp.expm1(-n.log_u / d.concentration) ** (-1 / d.sharpness),
-        nodes=7,
+        nodes=9,
         holds="concentration ≥ 0.7 and sharpness ≥ 4",
     ),
     dist.Beta: Rule(_beta, nodes=7, holds="both concentrations ≥ 0.7"),
@@ -153,6 +155,12 @@ QUADRATURE: dict[type, Rule] = {
         when=_normal_base,
         holds="Normal, constant ends 1.5 scales apart or more",
     ),
+}
+
+# A transform without parameters has its base's nodes, and 2% as far as it is not too curved over them.
+THROUGH_BASE: dict[str, str] = {
+    "LogNormal": "scale ≤ 0.7",
+    "sigmoid of a Normal": "scale ≤ 0.8",
 }
 
 NO_MOMENTS = "it has no variance, and nodes at its quantiles do not converge"

@@ -132,8 +132,8 @@ def _poisson(d: Any, k: Array) -> tuple[Array, Array]:
 
 
 def _negative_binomial(d: Any, k: Array) -> tuple[Array, Array]:
-    a, k = jnp.broadcast_arrays(*floats(d.concentration), k)
-    return betainc(a, k, 1 / (1 + 1 / d.rate) + 0 * k), betainc(k, a, 1 / (1 + d.rate) + 0 * k)
+    a, rate, k = jnp.broadcast_arrays(*floats(d.concentration, d.rate, k))
+    return betainc(a, k, 1 / (1 + 1 / rate)), betainc(k, a, 1 / (1 + rate))
 
 
 def _geometric(d: Any, k: Array) -> tuple[Array, Array]:

@@ -1,0 +1,43 @@
+# Two commands do it all on a machine with python3 (with venv), make and git: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+WORKERS ?= 2
+
+.PHONY: demo test lint types format test-matrix clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Both ends of the supported range, each with the JAX and ArviZ that pip resolves there.
+test-matrix:
+	@sh tests/matrix.sh 3.11 3.13
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[plots]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf .venv .venv-* out .pytest_cache .mypy_cache .ruff_cache .hypothesis
