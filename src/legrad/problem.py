@@ -22,6 +22,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
 from legrad import support
+from legrad.densities import log_prob
 from legrad.wrappers import strip
 
 Coordinates = dict[str, jax.Array]
@@ -111,7 +112,7 @@ class Factor:
         """The bare log q of each element: no scale, no mask."""
         z = self.coordinate if coordinate is None else coordinate
         scalar = self.scalar
-        return strip(self.fn).bare.log_prob(z) if scalar is None else scalar.log_prob(z)
+        return log_prob(strip(self.fn).bare, z) if scalar is None else scalar.log_prob(z)
 
 
 class Evaluation(NamedTuple):
@@ -309,10 +310,10 @@ def _site_log_prob(site: Any) -> jax.Array:
     value = site["value"]
     if mask is not None:
         value = jnp.where(_over_events(mask, bare), value, _feasible(bare, value))
-    log_prob = bare.log_prob(value)
+    terms = log_prob(bare, value)
     if mask is not None:
-        log_prob = jnp.where(mask, log_prob, 0.0)
-    return log_prob if site["scale"] is None else site["scale"] * log_prob
+        terms = jnp.where(mask, terms, 0.0)
+    return terms if site["scale"] is None else site["scale"] * terms
 
 
 def _observation(site: Any) -> jax.Array:

@@ -21,7 +21,8 @@ from jax.scipy.special import betainc, gammainc, gammaincc, xlog1py
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions import transforms as tr
 
-from legrad.quadrature import MOVING_END, QUADRATURE, REFUSED, Nodes, Rule, floats
+from legrad.densities import log_prob
+from legrad.quadrature import DEFAULT_NODES, MOVING_END, QUADRATURE, REFUSED, Nodes, Rule, floats
 
 __all__ = [
     "COUNTS",
@@ -67,9 +68,13 @@ class Scalar(NamedTuple):
 
     def log_prob(self, coordinate: Array) -> Array:
         """The bare `log q(value)`, element by element, computed without inverting a transform."""
+        log_q = self.coordinate_log_prob(coordinate)
+        return log_q - self.log_abs_det(coordinate) if self.transforms else log_q
+
+    def coordinate_log_prob(self, coordinate: Array) -> Array:
+        """The log-density of the coordinate itself: it differs from `log_prob` by no parameter."""
         shape = jnp.broadcast_shapes(jnp.shape(coordinate), self.base.batch_shape)
-        bare = jnp.broadcast_to(self.base.log_prob(coordinate), shape)
-        return bare - self.log_abs_det(coordinate) if self.transforms else bare
+        return jnp.broadcast_to(log_prob(self.base, coordinate), shape)
 
 
 def scalar(fn: Distribution) -> Scalar | None:
@@ -82,7 +87,7 @@ def scalar(fn: Distribution) -> Scalar | None:
         if inner is None or steps is None:
             return None
         continuous = not inner.base.support.is_discrete
-        if continuous and all(map(_is_bijection, steps)) and not _traced(steps):
+        if continuous and all(map(_is_bijection, steps)) and not _has_parameters(steps):
             return Scalar(_expand(inner.base, shape), (*inner.transforms, *steps))
         if fn.event_dim:
             fn = dist.TransformedDistribution(inner.base, [*inner.transforms, *steps])
@@ -117,6 +122,11 @@ def _elementwise(steps: list[tr.Transform]) -> tuple[tr.Transform, ...] | None:
 
 def _is_bijection(t: tr.Transform) -> bool:
     return not isinstance(t, tr.AbsTransform)
+
+
+def _has_parameters(tree: Any) -> bool:
+    # Any array counts, traced or not: the answer must be the same in every pass over the same program.
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
 
 
 def _traced(tree: Any) -> bool:
@@ -266,7 +276,7 @@ def refusal(base: Distribution) -> str | None:
     return "it has no rule"
 
 
-def candidates(base: Distribution, nodes: int = 5, window: int = 64) -> Candidates | None:
+def candidates(base: Distribution, nodes: int = DEFAULT_NODES, window: int = 64) -> Candidates | None:
     """Candidates and weights of every element of a scalar distribution; None if it is not admitted."""
     if not is_admitted(base):
         return None
@@ -296,7 +306,7 @@ def _candidates(base: Any, nodes: int, window: int) -> tuple[Array, Array, str]:
         values = (_window_start(base, window) + offsets).astype(int)
         return values, _pmf(base, values), "window"
     if rule := QUADRATURE.get(type(base)):
-        z, weights = rule.grid(max(nodes, rule.nodes))
+        z, weights = rule.grid(nodes + rule.nodes - DEFAULT_NODES)
         at = Nodes(z, len(base.batch_shape))
         values = jnp.asarray(rule.quantile(base, at))
         return values, jnp.asarray(weights, values.dtype).reshape(at.z.shape), "quadrature"
@@ -311,7 +321,7 @@ def entropy(base: Distribution) -> Array | None:
     if is_finite(base):
         values, inside = _enumerate(base)
         present = inside & (_pmf(base, values) > 0)
-        log_p = jnp.where(present, base.log_prob(values), 0)
+        log_p = jnp.where(present, log_prob(base, values), 0)
         total = -jnp.sum(jnp.where(present, jnp.exp(log_p) * log_p, 0), 0)
     else:
         try:

@@ -11,6 +11,7 @@ import numpy as np
 from legrad.diagnostics.gradients import gradient
 from legrad.estimators import LocalExpectation
 from legrad.fitting.result import FitResult
+from legrad.problem import Problem
 
 
 def quadrature_error(result: FitResult, key: jax.Array | None = None, draws: int = 16) -> dict[str, Any]:
@@ -36,13 +37,12 @@ def quadrature_error(result: FitResult, key: jax.Array | None = None, draws: int
     more = copy.copy(estimator)
     more.nodes = estimator.nodes + 2
     keys = jax.random.split(jax.random.key(0) if key is None else key, draws)
-    fewer, better = (
-        jax.device_get(jax.jit(lambda k, e=e: jax.lax.map(_draw(e, problem), k))(keys)) for e in (estimator, more)
-    )
+    fewer, better = (_draws(e, problem, keys) for e in (estimator, more))
     change = jax.tree.map(lambda a, b: np.abs(a - b).max(), fewer, better)
     size = np.sqrt(np.mean(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(better)]) ** 2))
     return {**change, "relative": max(jax.tree.leaves(change)) / max(size, 1e-300)}
 
 
-def _draw(estimator: LocalExpectation, problem: Any) -> Any:
-    return gradient(estimator, problem.model, problem.guide, problem.params, problem.args, problem.kwargs)
+def _draws(estimator: LocalExpectation, problem: Problem, keys: jax.Array) -> Any:
+    one = gradient(estimator, problem.model, problem.guide, problem.params, problem.args, problem.kwargs)
+    return jax.device_get(jax.jit(lambda keys: jax.lax.map(one, keys))(keys))

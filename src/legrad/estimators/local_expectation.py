@@ -189,7 +189,7 @@ class Change(NamedTuple):
 def _leaf_score(factor: Factor, cut: Cut, change: Change) -> Score:
     """No other fixed site depends on this one: its weights are its own, and all constants drop out."""
     values, weights = cut.moved, cut.weights[-len(cut.moved) :]
-    return Score(factor.scalar.base.log_prob(values), weights, stop_gradient(change.f), None)
+    return Score(factor.scalar.coordinate_log_prob(values), weights, stop_gradient(change.f), None)
 
 
 def _blanket_score(factor: Factor, cut: Cut, change: Change, cost: jax.Array) -> Score:
@@ -198,7 +198,7 @@ def _blanket_score(factor: Factor, cut: Cut, change: Change, cost: jax.Array) ->
     change = jax.tree.map(lambda a: a[: len(cut.values)], change)
     log_w = _log_weights(factor, cut.values, cut.weights, change.log_q)
     weights = jnp.where(cut.weights > 0, jax.nn.softmax(log_w, axis=0), 0.0)
-    return Score(factor.scalar.base.log_prob(cut.values), stop_gradient(weights), stop_gradient(change.f), cost)
+    return Score(factor.scalar.coordinate_log_prob(cut.values), stop_gradient(weights), stop_gradient(change.f), cost)
 
 
 def _log_weights(factor: Factor, values: jax.Array, weights: jax.Array, log_q: jax.Array) -> jax.Array:
