@@ -19,7 +19,7 @@ import optax
 import legrad
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 STEPS = 3000
 ESTIMATORS = {
@@ -67,9 +67,7 @@ def main(out: Path = Path("out")) -> None:
     for where, table in tables.items():
         for name, row in table.rows.items():
             elbo = f"{fits[name].elbo[-500:].mean():>12.1f}" if where == "at the end" else ""
-            print(
-                f"{name:<20}{where:<17}{row.variance:>18.3g}{1e3 * row.seconds:>8.2f}{row.efficiency:>11.3g}{elbo}"
-            )
+            print(f"{name:<20}{where:<17}{row.variance:>18.3g}{1e3 * row.seconds:>8.2f}{row.efficiency:>11.3g}{elbo}")
     included = jax.nn.sigmoid(fits["LeGrad"].params["included_logits"])
     print(f"\ntruly included: {np.flatnonzero(slopes).tolist()}; LeGrad: {np.flatnonzero(included > 0.5).tolist()}")
     out.mkdir(exist_ok=True)

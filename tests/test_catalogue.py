@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from catalogue import ROWS
-from checking import ESTIMATORS, Estimate, draw_until, flat, gradient_of
 
 import legrad
-
+from catalogue import ROWS
+from checking import ESTIMATORS, Estimate, draw_until, flat, gradient_of
 
 
 @pytest.fixture(autouse=True, scope="module")

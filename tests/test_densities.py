@@ -63,8 +63,8 @@ def test_a_guide_that_starts_at_zero_logits(estimator):
         p, f = jax.nn.sigmoid(l), lambda z: jnp.log(0.5) + dist.Normal(z, 1.0).log_prob(2.0)
         return p * (f(1) - jnp.log(p)) + (1 - p) * (f(0) - jnp.log1p(-p))
 
-    draws = jax.vmap(
-        lambda k: jax.grad(lambda p: -estimator.loss(k, p, model, guide))({"l": jnp.array(0.0)})["l"]
-    )(jax.random.split(jax.random.key(0), 2000))
+    draws = jax.vmap(lambda k: jax.grad(lambda p: -estimator.loss(k, p, model, guide))({"l": jnp.array(0.0)})["l"])(
+        jax.random.split(jax.random.key(0), 2000)
+    )
     error = np.std(draws) / np.sqrt(len(draws))
     assert abs(np.mean(draws) - jax.grad(elbo)(0.0)) <= 5 * error + 1e-9

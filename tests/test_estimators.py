@@ -7,8 +7,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from catalogue import ROWS
-from checking import ESTIMATORS, draw_until, flat, gradient_of
 from numpyro import handlers
 from numpyro.contrib.module import flax_module, random_flax_module
 from numpyro.distributions import constraints
@@ -17,6 +15,8 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, 
 from numpyro.infer.elbo import ELBO
 
 import legrad
+from catalogue import ROWS
+from checking import ESTIMATORS, draw_until, flat, gradient_of
 
 KEY = jax.random.key(0)
 
@@ -27,7 +27,7 @@ def row_named(name):
 
 
 def some(estimator):
-    return "reparam" in estimator and row_named("normal_guide") or row_named("independent_bernoullis")
+    return ("reparam" in estimator and row_named("normal_guide")) or row_named("independent_bernoullis")
 
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, "exact"])
@@ -146,7 +146,7 @@ def test_one_normal_scalar_is_exact_for_polynomials(degree):
 
     def estimate(nodes, key):
         local = legrad.LocalExpectation(nodes=nodes)
-        f = lambda x: jnp.polyval(jnp.asarray(c), x["x"])  # noqa: E731
+        f = lambda x: jnp.polyval(jnp.asarray(c), x["x"])
         return jax.grad(lambda a: legrad.expectation(f, guide, {}, key=key, estimator=local, args=a))(at)
 
     for i in range(3):
@@ -170,7 +170,7 @@ def test_other_scalars_are_exact_within_the_reported_quadrature_error(family):
         a, b = numpyro.param("a", 0.4), numpyro.param("b", 0.5, constraint=constraints.positive)
         numpyro.sample("x", family(a, b))
 
-    target = legrad.log_density(lambda x: -jnp.tanh(x["x"]) ** 2)
+    target = legrad.log_density(lambda x: -(jnp.tanh(x["x"]) ** 2))
     result = legrad.fit(target, guide, key=KEY, steps=1, progress=False)
     reported = legrad.quadrature_error(result, key=KEY, draws=2)
 
@@ -206,9 +206,7 @@ def test_count_of_evaluations(n, K):
 
     local = legrad.LocalExpectation(method="brute")
     params = {"l": jnp.zeros((n, K))}
-    jax.block_until_ready(
-        jax.jit(lambda p: legrad.expectation(counted, guide, p, key=KEY, estimator=local))(params)
-    )
+    jax.block_until_ready(jax.jit(lambda p: legrad.expectation(counted, guide, p, key=KEY, estimator=local))(params))
     # the difference needs f at the pivot once; the value of the estimate is that same evaluation
     assert sum(count) in (n * (K - 1) + 1, n * (K - 1) + 2)
 
@@ -356,7 +354,10 @@ def test_a_choice_per_site(sites):
         )["v"]
         return np.mean(g, 0), np.std(g, 0) / np.sqrt(draws)
 
-    (m1, s1), (m2, s2) = mean(legrad.LocalExpectation(), 100_000), mean(legrad.LocalExpectation(sites=sites), 100_000)
+    (m1, s1), (m2, s2) = (
+        mean(legrad.LocalExpectation(), 100_000),
+        mean(legrad.LocalExpectation(sites=sites), 100_000),
+    )
     assert np.all(np.abs(m1 - m2) <= 5 * np.sqrt(s1**2 + s2**2) + 1e-9)
 
 
@@ -366,10 +367,8 @@ def test_expectation_of_any_function():
         numpyro.sample("z", dist.Bernoulli(logits=p).to_event(1))
 
     params = {"p": jnp.array([0.3, -0.5, 1.0])}
-    f = lambda x: x["z"][0] * x["z"][1] + jnp.exp(x["z"].sum())  # noqa: E731
-    exact = jax.value_and_grad(
-        lambda p: legrad.expectation(f, guide, p, key=KEY, estimator=legrad.Exact())
-    )(params)
+    f = lambda x: x["z"][0] * x["z"][1] + jnp.exp(x["z"].sum())
+    exact = jax.value_and_grad(lambda p: legrad.expectation(f, guide, p, key=KEY, estimator=legrad.Exact()))(params)
     for e in (None, legrad.ScoreFunction(8, "leave_one_out"), legrad.DisARM()):
         values, grads = jax.vmap(
             lambda k, e=e: jax.value_and_grad(lambda p: legrad.expectation(f, guide, p, key=k, estimator=e))(params)

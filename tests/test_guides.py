@@ -402,9 +402,7 @@ def test_initial_values():
     rows = np.arange(6) % 3
     guide = MeanField(subsampled, {"z": rows, "x": np.ones((6, 4))})
     q = guide_trace(guide)
-    np.testing.assert_allclose(
-        jax.nn.softmax(q["z"]["fn"].logits)[np.arange(2), rows[q["rows"]["value"]]], 0.9
-    )
+    np.testing.assert_allclose(jax.nn.softmax(q["z"]["fn"].logits)[np.arange(2), rows[q["rows"]["value"]]], 0.9)
 
     q = guide_trace(MeanField(bernoulli, {"z": [0, 1, 0, 1, 1]}))
     np.testing.assert_allclose(q["z"]["fn"].probs, [0.1, 0.9, 0.1, 0.9, 0.9])

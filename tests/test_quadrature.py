@@ -115,9 +115,7 @@ CATALOGUE = {
     ),
     "Dagum": Row(
         dist.Dagum,
-        lambda concentration, sharpness, scale: stats.mielke(
-            concentration * sharpness, sharpness, scale=scale
-        ),
+        lambda concentration, sharpness, scale: stats.mielke(concentration * sharpness, sharpness, scale=scale),
         grid(concentration=[0.7, 1.5], sharpness=[4.0, 6.0, 20.0], scale=[1.2]),
     ),
     "Beta": Row(
@@ -175,9 +173,7 @@ def reference(row, setting, name):
 
 
 def quantile(twin, z):
-    return np.where(
-        z < 0, twin.ppf(special.ndtr(np.minimum(z, 0))), twin.isf(special.ndtr(-np.maximum(z, 0)))
-    )
+    return np.where(z < 0, twin.ppf(special.ndtr(np.minimum(z, 0))), twin.isf(special.ndtr(-np.maximum(z, 0))))
 
 
 def errors(row, find=support.candidates):
@@ -248,9 +244,7 @@ def test_every_rule_is_in_the_catalogue():
     assert {type(base) for base in elements} | {dist.Uniform} == set(support.QUADRATURE)
 
 
-@pytest.mark.parametrize(
-    "rule", [lambda k: quadrature.hermite(2), quadrature.legendre], ids=["two", "Legendre"]
-)
+@pytest.mark.parametrize("rule", [lambda k: quadrature.hermite(2), quadrature.legendre], ids=["two", "Legendre"])
 def test_the_check_can_fail(rule, monkeypatch):
     row = CATALOGUE["Exponential"]
     assert errors(row).max() < 0.02
@@ -277,9 +271,7 @@ REFUSED_ROWS = {
     "AsymmetricLaplaceQuantile": Row(
         dist.AsymmetricLaplaceQuantile, Asymmetric, [{"loc": 0.7, "scale": 1.3, "quantile": 0.7}]
     ),
-    "Pareto": Row(
-        dist.Pareto, lambda scale, alpha: stats.pareto(alpha, scale=scale), [{"scale": 1.0, "alpha": 5.0}]
-    ),
+    "Pareto": Row(dist.Pareto, lambda scale, alpha: stats.pareto(alpha, scale=scale), [{"scale": 1.0, "alpha": 5.0}]),
 }
 
 
@@ -322,9 +314,7 @@ def test_distributions_without_moments_do_not_converge(make, twin):
 SOLVED = ("Gamma", "Beta", "StudentT", "TruncatedNormal low")  # by iteration or special functions
 
 
-@pytest.mark.parametrize(
-    ("name", "x64"), [(name, False) for name in CATALOGUE] + [(name, True) for name in SOLVED]
-)
+@pytest.mark.parametrize(("name", "x64"), [(name, False) for name in CATALOGUE] + [(name, True) for name in SOLVED])
 def test_nodes_are_quantiles(name, x64):
     row = CATALOGUE[name]
     z = quadrature.hermite(9)[0]
@@ -357,6 +347,4 @@ def test_extreme_concentrations_in_float32():
     seen = expected > -80  # below, a float32 is zero
     assert np.max(np.where(seen, np.abs(np.log(gamma) - expected), 0) / np.ptp(expected, 0)) < 2e-3
     assert ((beta > 0) & (beta < 1)).all()
-    np.testing.assert_allclose(
-        student, np.stack([quantile(stats.t(1e3 * a), z) for a in sizes], 1), rtol=1e-4
-    )
+    np.testing.assert_allclose(student, np.stack([quantile(stats.t(1e3 * a), z) for a in sizes], 1), rtol=1e-4)

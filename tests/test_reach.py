@@ -57,7 +57,7 @@ def pattern_of_boxes(boxes, shape, out):
     inside = np.ones((*out, *shape), bool)
     for axis, size in enumerate(shape):
         index = np.arange(size).reshape([-1 if a == axis else 1 for a in range(len(shape))])
-        fit = lambda b: b.reshape(b.shape + (1,) * len(shape))  # noqa: E731
+        fit = lambda b: b.reshape(b.shape + (1,) * len(shape))
         inside &= (fit(lo[axis]) <= index) & (index <= fit(hi[axis]))
     return inside & (lo[0] != EMPTY).reshape(*out, *(1,) * len(shape))
 

@@ -9,7 +9,12 @@ import pytest
 
 import legrad
 
-X = {"a": jnp.array([1.0, -2.0, 0.5]), "b": jnp.array([[1, 0], [2, 1]]), "c": jnp.array(0.3), "unused": jnp.ones(2)}
+X = {
+    "a": jnp.array([1.0, -2.0, 0.5]),
+    "b": jnp.array([[1, 0], [2, 1]]),
+    "c": jnp.array(0.3),
+    "unused": jnp.ones(2),
+}
 CANDIDATES = {
     "a": jnp.array([[0.0, 1.0, 2.0], [-1.0, 0.0, 3.0]]),
     "b": jnp.arange(12).reshape(3, 2, 2),

@@ -70,9 +70,7 @@ def test_finite_supports_are_exact(name, x64):
 def test_zero_probabilities_have_weight_zero():
     geometric = dist.Geometric(probs=jnp.array(1.0))
     bases = FINITE | {"Geometric": geometric}
-    found = jax.jit(
-        lambda: {name: support.candidates(base, window=3).weights for name, base in bases.items()}
-    )()
+    found = jax.jit(lambda: {name: support.candidates(base, window=3).weights for name, base in bases.items()})()
     zero = {name: np.asarray(weights == 0) for name, weights in found.items()}
     np.testing.assert_array_equal(zero["BernoulliProbs"], [[False, False, True], [False, True, False]])
     np.testing.assert_array_equal(zero["BernoulliLogits"][:, 3:], [[True, False], [False, True]])
@@ -220,16 +218,12 @@ WRAPPED = {
     "event of expanded": dist.Normal(LOC, 1.0).expand([4, 3]).to_event(2),
     "masked event": dist.Normal(LOC, 1.0).to_event(1).mask(jnp.array([True, False])),
     "event of masked": dist.Normal(LOC, 1.0).mask(LOC > 0).to_event(1),
-    "all": dist.ExpandedDistribution(dist.Normal(LOC, 1.0).mask(False).to_event(1), (2,))
-    .mask(True)
-    .to_event(1),
+    "all": dist.ExpandedDistribution(dist.Normal(LOC, 1.0).mask(False).to_event(1), (2,)).mask(True).to_event(1),
     "lognormal": dist.LogNormal(LOC, 1.0).expand([2, 3]).to_event(1),
     "transformed event": dist.TransformedDistribution(dist.Normal(LOC, 1.0).to_event(1), tr.ExpTransform()),
     "composed": dist.TransformedDistribution(
         dist.Normal(LOC, 1.0).to_event(1),
-        tr.IndependentTransform(
-            tr.ComposeTransform([tr.AffineTransform(1.0, 2.0), tr.SigmoidTransform()]), 1
-        ),
+        tr.IndependentTransform(tr.ComposeTransform([tr.AffineTransform(1.0, 2.0), tr.SigmoidTransform()]), 1),
     ),
     "widened": dist.TransformedDistribution(dist.Normal(0.0, 1.0), tr.AffineTransform(np.zeros(3), 2.0)),
     "inverse gamma": dist.InverseGamma(4.0 + LOC, 1.0).expand([2, 3]).to_event(1),

@@ -9,6 +9,7 @@ proved from the program (`reach`), down to single elements; where the proof fail
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -61,7 +62,12 @@ class Costs:
             return {name: here.factors[name].log_prob() for name in x}, here.terms()
 
         self.x, self.parents, self.after = dict(x), parents, descendants(parents)
-        self.program = Program(program, self.x)
+        self.run = program
+
+    @cached_property
+    def program(self) -> Program:
+        """The program of all terms, traced when first needed."""
+        return Program(self.run, self.x)
 
     def of(self, site: str, here: Mapping[str, jax.Array], shape: tuple[int, ...]) -> jax.Array:
         """cost_e for the elements of one site.
@@ -83,7 +89,7 @@ class Costs:
         for name in self.x:
             if name in self.after[site]:
                 # An element of a descendant sees what its own factor sees.
-                box = seen[name] if name == site else self.program.reach(seen)[0][name]
+                box: Any = seen[name] if name == site else self.program.reach(seen)[0][name]
                 if name in self.parents[name]:  # its elements depend on each other
                     box = box.min(axis=tuple(range(1, box.ndim)), keepdims=True)
                 target = jnp.shape(self.x[name])

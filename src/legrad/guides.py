@@ -144,9 +144,7 @@ class _Continuous:
         if block_out == 0:
             return numpyro.sample(name, latent.wrap(dist.TransformedDistribution(normal, transform)))
         # The bijection mixes elements: a Normal site without it, and its image as a Delta.
-        x = numpyro.sample(
-            f"{base}_base", latent.wrap(normal.to_event(block_in)), infer={"is_auxiliary": True}
-        )
+        x = numpyro.sample(f"{base}_base", latent.wrap(normal.to_event(block_in)), infer={"is_auxiliary": True})
         z = transform(x)
         log_density = -transform.log_abs_det_jacobian(x, z)
         return numpyro.sample(name, latent.wrap(dist.Delta(z, log_density, event_dim=block_out)))
@@ -200,9 +198,7 @@ class MeanField:
         prefix: str = "",
     ) -> None:
         if type(model).__name__ == "LogDensity":
-            raise ValueError(
-                "MeanField needs a NumPyro model; for a plain log-density write the guide by hand."
-            )
+            raise ValueError("MeanField needs a NumPyro model; for a plain log-density write the guide by hand.")
         if not init_scale > 0:
             raise ValueError(f"MeanField: init_scale must be positive, got {init_scale}.")
         self.model = model
@@ -254,9 +250,7 @@ class MeanField:
             raise ValueError("MeanField: the model has no latent sites (all its sample sites are observed).")
         for option, names in (("init", self.init), ("window", self._windows)):
             if unknown := sorted(set(names) - set(sites)):
-                raise ValueError(
-                    f"MeanField: {option} names {unknown}; the latent sites are {sorted(sites)}."
-                )
+                raise ValueError(f"MeanField: {option} names {unknown}; the latent sites are {sorted(sites)}.")
         factors: dict[str, _Discrete | _Continuous] = {}
         for name, draw in sites.items():
             _check_static(draw)
@@ -299,9 +293,7 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> _Latent:
     name, fn, value = site["name"], site["fn"], jnp.asarray(site["value"])
     # Plates inside a `scan` are not in the trace: their axes are ordinary ones, unless they subsample.
     plates = tuple(
-        _Plate(f.name, f.dim, trace[f.name]["args"][0], f.size)
-        for f in site["cond_indep_stack"]
-        if f.name in trace
+        _Plate(f.name, f.dim, trace[f.name]["args"][0], f.size) for f in site["cond_indep_stack"] if f.name in trace
     )
     shape = list(value.shape)
     for plate in plates:
@@ -311,9 +303,7 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> _Latent:
         support = support.base_constraint
     base, mask = strip(fn)
     prior = base if isinstance(support, constraints.integer_greater_than) else None
-    latent = _Latent(
-        name, type(base).__name__, tuple(shape), fn.event_dim, plates, value, support, mask, prior
-    )
+    latent = _Latent(name, type(base).__name__, tuple(shape), fn.event_dim, plates, value, support, mask, prior)
     if len(plates) < len(site["cond_indep_stack"]) and site["scale"] not in (None, 1, 1.0):
         raise latent.error("is scaled in a plate inside scan, which cannot be subsampled: use the full plate")
     if isinstance(base, dist.Delta):
@@ -321,7 +311,7 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> _Latent:
     if latent.shape != value.shape:
         if any(np.size(bound) > 1 for bound in jax.tree.leaves(support)):
             raise latent.error("has a support that varies inside a subsampled plate: rescale it in the model")
-        if np.ndim(mask):
+        if mask is not None and mask.ndim:
             raise latent.error("is masked inside a subsampled plate: write the guide by hand")
     return latent
 
@@ -404,16 +394,12 @@ def _discrete(draws: Sequence[_Latent], init: ArrayLike | None, window: tuple[in
     logits = jnp.zeros((*site.shape, K))
     if init is not None and np.shape(init) == logits.shape:
         if not np.all(np.asarray(init) > 0) or not np.allclose(np.sum(init, axis=-1), 1.0, atol=1e-4):
-            raise site.error(
-                f"has probabilities in init['{site.name}'] that are not positive or do not sum to 1"
-            )
+            raise site.error(f"has probabilities in init['{site.name}'] that are not positive or do not sum to 1")
         logits = jnp.log(jnp.asarray(init, logits.dtype))
     elif init is not None:
         value = site.full(init)
         if not np.all((value >= low) & (value < high) & (value == jnp.round(value))):
-            raise site.error(
-                f"takes the integers {low} to {high - 1}, but init['{site.name}'] has other values"
-            )
+            raise site.error(f"takes the integers {low} to {high - 1}, but init['{site.name}'] has other values")
         likely = jax.nn.one_hot(value.astype(int) - low, K, dtype=logits.dtype)
         logits = likely * math.log(max(K - 1, 1) * _INIT_PROBABILITY / (1 - _INIT_PROBABILITY))
     if site.support == constraints.boolean:
@@ -443,8 +429,6 @@ def _continuous(draws: Sequence[_Latent], init: ArrayLike | None, scale: float) 
             raise site.error(f"has support {site.support}, but init['{site.name}'] has values outside of it")
         loc = transform.inv(value)
     if not np.all(np.isfinite(loc)):
-        raise site.error(
-            f"starts at the edge of its support: pass an interior point, init={{'{site.name}': ...}}"
-        )
+        raise site.error(f"starts at the edge of its support: pass an interior point, init={{'{site.name}': ...}}")
     loc = loc.astype(jnp.result_type(float))
     return _Continuous(site.static(), transform, loc, jnp.full(loc.shape, math.log(scale), loc.dtype))

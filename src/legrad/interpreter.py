@@ -35,9 +35,6 @@ def interpret(
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
         inner = _compat.wrapped_program(eqn)
-        if inner is None:
-            results = rule(eqn, operands)
-        else:
-            results = interpret(*inner, operands, rule, lift)
+        results = rule(eqn, operands) if inner is None else interpret(*inner, operands, rule, lift)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]

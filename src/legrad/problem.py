@@ -42,6 +42,7 @@ class LogDensity:
         self.f = f
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: it is not a model that could be run."""
         raise TypeError(
             "a legrad.log_density is not a NumPyro model and cannot be run as one: pass it to legrad.fit or "
             "legrad.compare, with a guide that names its latents"
@@ -96,6 +97,13 @@ class Factor:
     def scalar(self) -> support.Scalar | None:
         """Its scalar elements; None where it has none (a MultivariateNormal, a Dirichlet)."""
         return support.scalar(self.fn)
+
+    @property
+    def elements(self) -> support.Scalar:
+        """Its scalar elements, where it is known to have them."""
+        scalar = self.scalar
+        assert scalar is not None
+        return scalar
 
     @property
     def family(self) -> str:
@@ -244,7 +252,7 @@ class _Stack(Messenger):
         super().__init__(None)
         self.layers = layers
 
-    def __enter__(self) -> None:  # type: ignore[override]
+    def __enter__(self) -> None:
         for layer in self.layers:
             layer.__enter__()
 
@@ -336,7 +344,7 @@ def _reject_mutable(trace: Mapping[str, Any], where: str) -> None:
     for name, site in trace.items():
         if site["type"] == "mutable":
             raise NotImplementedError(
-                f"site '{name}' of the {where} is numpyro.mutable state, which legrad does not carry between "
+                f"site '{name}' of the {where} is mutable state, which legrad does not carry between "
                 "steps: use a module without running statistics (LayerNorm in place of BatchNorm)"
             )
 

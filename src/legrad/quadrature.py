@@ -130,9 +130,7 @@ QUADRATURE: dict[type, Rule] = {
     dist.Weibull: Rule(
         lambda d, n: _positive(d.scale * (-n.log_s) ** (1 / d.concentration)), holds="concentration ≥ 0.7"
     ),
-    dist.Gompertz: Rule(
-        lambda d, n: jnp.log1p(-n.log_s / d.concentration) / d.rate, holds="concentration ≥ 0.1"
-    ),
+    dist.Gompertz: Rule(lambda d, n: jnp.log1p(-n.log_s / d.concentration) / d.rate, holds="concentration ≥ 0.1"),
     dist.Dagum: Rule(
         lambda d, n: d.scale * jnp.expm1(-n.log_u / d.concentration) ** (-1 / d.sharpness),
         nodes=9,

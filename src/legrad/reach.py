@@ -58,13 +58,14 @@ class Program:
 
     def __init__(self, program: Callable[[Any], Any], inputs: Any) -> None:
         self.closed, out = jax.make_jaxpr(program, return_shape=True)(inputs)
-        self.inputs, self.outputs = jax.tree.structure(inputs), jax.tree.structure(out)
+        self.outputs = jax.tree.structure(out)
 
     def reach(self, seen: Any) -> Any:
         """The boxes of every output, None where it sees nothing, given those of the inputs."""
-        boxes = [Constant() if box is None else box for box in self.inputs.flatten_up_to(seen)]
+        leaves = jax.tree.leaves(seen, is_leaf=lambda box: box is None)
+        boxes = [Constant() if box is None else box for box in leaves]
         results = interpret(self.closed.jaxpr, self.closed.consts, boxes, _rule, _lift)
-        return self.outputs.unflatten([None if isinstance(r, Constant) else r for r in results])
+        return jax.tree.unflatten(self.outputs, [None if isinstance(r, Constant) else r for r in results])
 
 
 def _lift(value: Any) -> Constant:
@@ -155,7 +156,7 @@ def _slice(eqn: Any, operands: list[Seen]) -> list[Seen]:
 
 
 def _rev(eqn: Any, operands: list[Seen]) -> list[Seen]:
-    return [np.flip(_some(operands), [d + 1 for d in eqn.params["dimensions"]])]
+    return [np.flip(_some(operands), tuple(d + 1 for d in eqn.params["dimensions"]))]
 
 
 def _concatenate(eqn: Any, operands: list[Seen]) -> list[Seen]:
@@ -178,9 +179,7 @@ def _pad(eqn: Any, operands: list[Seen]) -> list[Seen]:
     out = np.full((len(like), *shape), EMPTY, np.int32)
     if not isinstance(padding, Constant):
         out = _spread(padding, shape).copy()
-    inner = tuple(
-        slice(lo, size - hi, step + 1) for (lo, hi, step), size in zip(config, shape, strict=True)
-    )
+    inner = tuple(slice(lo, size - hi, step + 1) for (lo, hi, step), size in zip(config, shape, strict=True))
     out[(slice(None), *inner)] = _boxes(operands[0], like, eqn.invars[0].aval.shape)
     return [out]
 
@@ -234,7 +233,7 @@ def _dot_general(eqn: Any, operands: list[Seen]) -> list[Seen]:
 def _gather(eqn: Any, operands: list[Seen]) -> list[Seen]:
     operand, indices = operands
     out = eqn.outvars[0].aval
-    parts = []
+    parts: list[Any] = []
     if not isinstance(indices, Constant):  # mu[z]: an output sees the indices that picked it
         offset = eqn.params["dimension_numbers"].offset_dims
         picked = indices.min(axis=-1, initial=EMPTY)
@@ -256,29 +255,107 @@ def _take(eqn: Any, operand: np.ndarray, indices: np.ndarray) -> np.ndarray:
     params = dict(eqn.params, fill_value=0)  # position 0: out of bounds, filled with a constant
     with jax.ensure_compile_time_eval():
         taken = np.asarray(eqn.primitive.bind(positions, indices, **params))
-    flat = np.concatenate(
-        [np.full((len(operand), 1), EMPTY, np.int32), operand.reshape(len(operand), -1)], axis=1
-    )
+    flat = np.concatenate([np.full((len(operand), 1), EMPTY, np.int32), operand.reshape(len(operand), -1)], axis=1)
     return flat[:, taken]
 
 
-_ELEMENTWISE = """
-abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp conj
-convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
-polygamma pow random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
-shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-xor zeta
-""".split()
+_ELEMENTWISE = [
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "and",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "bessel_i0e",
+    "bessel_i1e",
+    "cbrt",
+    "ceil",
+    "clamp",
+    "conj",
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "cos",
+    "cosh",
+    "digamma",
+    "div",
+    "eq",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "ge",
+    "gt",
+    "igamma",
+    "igammac",
+    "imag",
+    "integer_pow",
+    "is_finite",
+    "le",
+    "lgamma",
+    "log",
+    "log1p",
+    "logistic",
+    "lt",
+    "max",
+    "min",
+    "mul",
+    "ne",
+    "neg",
+    "nextafter",
+    "not",
+    "or",
+    "polygamma",
+    "pow",
+    "random_gamma_grad",
+    "real",
+    "reduce_precision",
+    "regularized_incomplete_beta",
+    "rem",
+    "round",
+    "rsqrt",
+    "select_n",
+    "shift_left",
+    "shift_right_arithmetic",
+    "shift_right_logical",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "stop_gradient",
+    "sub",
+    "tan",
+    "tanh",
+    "xor",
+    "zeta",
+]
 
 RULES: dict[str, Callable[[Any, list[Seen]], list[Seen]]] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(["reshape", "squeeze", "expand_dims"], _reshape),
     **dict.fromkeys(
-        "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split(),
+        [
+            "reduce_sum",
+            "reduce_max",
+            "reduce_min",
+            "reduce_prod",
+            "reduce_and",
+            "reduce_or",
+            "reduce_xor",
+            "argmax",
+            "argmin",
+        ],
         _reduce,
     ),
-    **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _cumulative),
+    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"], _cumulative),
     **dict.fromkeys(["triangular_solve", "cholesky"], _linear_algebra),
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,

@@ -292,6 +292,13 @@ def candidates(base: Distribution, nodes: int = DEFAULT_NODES, window: int = 64)
     return Candidates(spread(values.astype(dtype)), spread(weights), kind)
 
 
+def must_have_candidates(base: Distribution, nodes: int = DEFAULT_NODES, window: int = 64) -> Candidates:
+    """As `candidates`, for a distribution that is known to be admitted."""
+    found = candidates(base, nodes, window)
+    assert found is not None
+    return found
+
+
 def _stopped(leaf: Any) -> Any:
     """Constant inputs, not only outputs: the loops of a quantile function have no reverse derivative."""
     return lax.stop_gradient(leaf) if isinstance(leaf, jax.core.Tracer) else leaf

@@ -1,7 +1,7 @@
 """What every estimator shares: NumPyro's ELBO interface, and the surrogate whose gradient is the estimate.
 
-    f(pivot) with log q of the fixed sites stopped  +  Σ_e (s_e − stop_gradient(s_e)),
-    s_e = Σ_k stop_gradient( w_k · F_k ) · log q(v_k | pa_e)
+f(pivot) with log q of the fixed sites stopped  +  Σ_e (s_e − stop_gradient(s_e)),
+s_e = Σ_k stop_gradient( w_k · F_k ) · log q(v_k | pa_e)
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Exact(Estimator):
 
         def weighted(x: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
             here = problem.evaluate(x, noise, pivot=pivot)
-            log_q = sum(jnp.sum(here.factors[name].log_prob()) for name in x)
+            log_q = sum((jnp.sum(here.factors[name].log_prob()) for name in x), start=jnp.zeros(()))
             return log_q, here.total()
 
         def one(number: jax.Array) -> jax.Array:
@@ -71,7 +71,7 @@ class Exact(Estimator):
             return carry + jnp.sum(jnp.where(inside, parts, 0.0)), None
 
         zero = jnp.zeros((), jax.eval_shape(one, numbers[0, 0]).dtype)
-        return jax.lax.scan(jax.checkpoint(body), zero, numbers)[0]  # type: ignore[arg-type]
+        return jax.lax.scan(jax.checkpoint(body), zero, numbers)[0]
 
 
 def _supports(pivot: Mapping[str, Factor]) -> dict[str, jax.Array]:
@@ -84,7 +84,7 @@ def _supports(pivot: Mapping[str, Factor]) -> dict[str, jax.Array]:
                 f"site '{name}' of the guide is {factor.family}, whose support cannot be enumerated: Exact needs "
                 "finite discrete sites; use legrad.LocalExpectation()"
             )
-        values = support.candidates(scalar.base).values
+        values = support.must_have_candidates(scalar.base).values
         choices[name] = values.reshape(len(values), -1)
         total *= len(values) ** choices[name].shape[1]
         if total > LIMIT:

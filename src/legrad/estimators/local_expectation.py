@@ -85,12 +85,12 @@ class LocalExpectation(Estimator):
         graph = problem.parents(pivot, noise)
         choice = treatments(pivot, graph, self.continuous, self.sites)
         x = {n: stop_gradient(pivot[n].coordinate) for n in pivot if choice[n] != "reparam"}
-        local = {n: pivot[n].scalar for n in x if choice[n] == "local"}
+        local = {n: pivot[n].elements for n in x if choice[n] == "local"}
         # The entropy of a local factor is known given its parents: -log q at the pivot would only add noise.
         exact = [n for n, s in local.items() if problem.entropy and support.entropy(s.base) is not None]
 
-        # A continuous site that no fixed site depends on is recomputed from its noise when another site changes: held at
-        # its value it would be in that site's blanket, and a narrow factor there ruins the weights.
+        # A continuous site that no fixed site depends on is recomputed from its noise when another site changes:
+        # held at its value it would be in that site's blanket, and a narrow factor there ruins the weights.
         needed = frozenset[str]().union(*among(x, graph).values())
         tips = {n for n in local if pivot[n].fn.has_rsample and n not in needed}
         held = {n: z for n, z in x.items() if n not in tips}
@@ -105,7 +105,7 @@ class LocalExpectation(Estimator):
         changes |= self._changes(moving, held, {n: cuts[n] for n in local if n not in tips}, any(children.values()))
 
         scores, alarms = {}, Alarms({}, {})
-        costs = Costs(held, parents, evaluate) if any(children[n] or n not in local for n in held) else None
+        costs = Costs(held, parents, evaluate)
         for n in x:
             factor = here.factors[n]
             if n not in local:
@@ -118,13 +118,13 @@ class LocalExpectation(Estimator):
                 if cuts[n].check is not None:
                     alarms.inaccurate[n] = _inaccuracy(factor, cuts[n], changes[n])
             if n in local and cuts[n].kind == "window":
-                alarms.escaped[n] = support.escaped_mass(factor.scalar.base, self.window)
+                alarms.escaped[n] = support.escaped_mass(factor.elements.base, self.window)
         return here.total(stop=x), scores, alarms
 
     def _cut(self, factor: Factor, has_children: bool) -> Cut:
         """The candidates of one site, the pivot first where it is one of them."""
-        base, pivot = factor.scalar.base, factor.coordinate
-        values, weights, kind = support.candidates(base, self.nodes, self.window)
+        base, pivot = factor.elements.base, factor.coordinate
+        values, weights, kind = support.must_have_candidates(base, self.nodes, self.window)
         if kind == "finite":
             at = jnp.argmax(values == pivot, axis=0)
             order = (at + jnp.arange(len(values)).reshape(-1, *(1,) * at.ndim)) % len(values)
@@ -133,7 +133,7 @@ class LocalExpectation(Estimator):
         values = jnp.where(weights > 0, values, pivot)
         check = None
         if kind == "quadrature" and has_children:
-            check = support.candidates(base, self.nodes + 2, self.window)
+            check = support.must_have_candidates(base, self.nodes + 2, self.window)
         return Cut(values, weights, kind, check)
 
     def _changes(
@@ -143,7 +143,7 @@ class LocalExpectation(Estimator):
         cuts: dict[str, Cut],
         with_log_q: bool = False,
     ) -> dict[str, Change]:
-        """f and log q with one element changed, minus their values at the pivot."""
+        """F and log q with one element changed, minus their values at the pivot."""
         if not cuts:
             return {}
 
@@ -189,7 +189,7 @@ class Change(NamedTuple):
 def _leaf_score(factor: Factor, cut: Cut, change: Change) -> Score:
     """No other fixed site depends on this one: its weights are its own, and all constants drop out."""
     values, weights = cut.moved, cut.weights[-len(cut.moved) :]
-    return Score(factor.scalar.coordinate_log_prob(values), weights, stop_gradient(change.f), None)
+    return Score(factor.elements.coordinate_log_prob(values), weights, stop_gradient(change.f), None)
 
 
 def _blanket_score(factor: Factor, cut: Cut, change: Change, cost: jax.Array) -> Score:
@@ -198,12 +198,14 @@ def _blanket_score(factor: Factor, cut: Cut, change: Change, cost: jax.Array) ->
     change = jax.tree.map(lambda a: a[: len(cut.values)], change)
     log_w = _log_weights(factor, cut.values, cut.weights, change.log_q)
     weights = jnp.where(cut.weights > 0, jax.nn.softmax(log_w, axis=0), 0.0)
-    return Score(factor.scalar.coordinate_log_prob(cut.values), stop_gradient(weights), stop_gradient(change.f), cost)
+    return Score(
+        factor.elements.coordinate_log_prob(cut.values), stop_gradient(weights), stop_gradient(change.f), cost
+    )
 
 
 def _log_weights(factor: Factor, values: jax.Array, weights: jax.Array, log_q: jax.Array) -> jax.Array:
-    """log ω_k + log q_others(v_k), up to a constant: log q of all minus that of the element itself."""
-    own = stop_gradient(factor.scalar.log_prob(values) - factor.scalar.log_prob(factor.coordinate))
+    """Log ω_k + log q_others(v_k), up to a constant: log q of all minus that of the element itself."""
+    own = stop_gradient(factor.elements.log_prob(values) - factor.elements.log_prob(factor.coordinate))
     safe = jnp.where(weights > 0, weights, 1.0)
     return jnp.where(weights > 0, jnp.log(safe) + stop_gradient(log_q) - own, -jnp.inf)
 
@@ -221,5 +223,6 @@ def _inaccuracy(factor: Factor, cut: Cut, change: Change) -> jax.Array:
         return jnp.stack([jax.nn.logsumexp(log_w, axis=0), mean, jnp.sum(w * (u - mean) ** 2, axis=0)])
 
     fewer = moments(cut.values, cut.weights, change.log_q[:K])
+    assert cut.check is not None
     more = moments(cut.check.values, cut.check.weights, change.log_q[K:])
     return jnp.max(jnp.abs(fewer - more))

@@ -1,6 +1,6 @@
 """ReGrad: the reparameterization trick, with the total derivative.
 
-    ∇ E_q[f] = E_ε[ ∇ f(x(ε)) ],    x(ε) the guide's sample as a differentiable function of noise and parameters
+∇ E_q[f] = E_ε[ ∇ f(x(ε)) ],    x(ε) the guide's sample as a differentiable function of noise and parameters
 """
 
 from __future__ import annotations

@@ -61,7 +61,10 @@ def _check(factor: Factor, choice: str) -> str:
         if factor.scalar is None:
             cause, remedy = "has no scalar elements", "or split it into scalar sites"
         else:
-            cause, remedy = "has no table of candidates", "or use a distribution that docs/distributions.md lists"
+            cause, remedy = (
+                "has no table of candidates",
+                "or use a distribution that docs/distributions.md lists",
+            )
         other = "reparam" if factor.fn.has_rsample else "score"
         raise ValueError(
             f"site '{name}' of the guide is {family}, which {cause}: use "

@@ -131,7 +131,8 @@ def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
     def rebuild(arrays: list[Any]) -> Any:
         rest = iter(arrays)
-        return structure.unflatten([next(rest) if d else x for d, x in zip(dynamic, leaves, strict=True)])
+        merged = [next(rest) if d else x for d, x in zip(dynamic, leaves, strict=True)]
+        return jax.tree.unflatten(structure, merged)
 
     return [jnp.asarray(x) for d, x in zip(dynamic, leaves, strict=True) if d], rebuild
 
@@ -140,9 +141,7 @@ def _check(estimator: Any, optimizer: Any, steps: Any, args: Any) -> None:
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"steps={steps!r}: a fit needs a whole number of at least 1")
     if not isinstance(estimator, ELBO):
-        raise TypeError(
-            f"estimator={estimator!r} is no estimator: pass an object such as legrad.LocalExpectation()"
-        )
+        raise TypeError(f"estimator={estimator!r} is no estimator: pass an object such as legrad.LocalExpectation()")
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer={optimizer!r} is no optax optimizer: pass one such as optax.adam(1e-2)")
     if not isinstance(args, tuple):

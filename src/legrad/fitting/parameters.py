@@ -38,6 +38,7 @@ class Parameters:
         given: Mapping[str, Any] | None = None,
     ) -> None:
         given = dict(given or {})
+        _check_finite(given)
         of_guide, of_model = jax.random.split(key)
         with handlers.seed(rng_seed=of_guide), handlers.trace() as trace, handlers.substitute(data=given):
             guide(*args, **kwargs)
@@ -50,7 +51,8 @@ class Parameters:
         unknown = sorted(set(given) - set(sites))
         if unknown:
             raise ValueError(
-                f"'{unknown[0]}' is no parameter of the model or guide, which have: {', '.join(sorted(sites)) or 'none'}"
+                f"'{unknown[0]}' is no parameter of the model or guide, which have: "
+                f"{', '.join(sorted(sites)) or 'none'}"
             )
         if not sites:
             raise ValueError("neither model nor guide has a numpyro.param: there is nothing to optimize")
@@ -58,14 +60,7 @@ class Parameters:
             name: biject_to(site["kwargs"].get("constraint", constraints.real)) for name, site in sites.items()
         }
         self.initial: Params = {name: _strong(site["value"]) for name, site in sites.items()}
-        for name, value in self.initial.items():
-            for leaf in jax.tree.leaves(value):
-                bad = int(np.sum(~np.isfinite(leaf)))
-                if bad:
-                    raise ValueError(
-                        f"parameter '{name}' starts with {bad} of {np.size(leaf)} values not finite: "
-                        "check its initial value"
-                    )
+        _check_finite(self.initial)
         for name, value in self.unconstrain(self.initial).items():
             if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value)):
                 constraint = sites[name]["kwargs"].get("constraint", constraints.real)
@@ -88,6 +83,17 @@ _SHARED = ("param", "sample", "plate")
 
 def _params(trace: Mapping[str, Any]) -> dict[str, Any]:
     return {name: site for name, site in trace.items() if site["type"] == "param"}
+
+
+def _check_finite(params: Mapping[str, Any]) -> None:
+    for name, value in params.items():
+        for leaf in jax.tree.leaves(value):
+            bad = int(np.sum(~np.isfinite(leaf)))
+            if bad:
+                raise ValueError(
+                    f"parameter '{name}' starts with {bad} of {np.size(leaf)} values not finite: "
+                    "check its initial value"
+                )
 
 
 def _strong(tree: Any) -> Any:

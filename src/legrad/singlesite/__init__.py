@@ -53,11 +53,9 @@ def single_site_differences(
 def _check(x: Any, candidates: Any, method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
-    if jax.tree.structure(x) != jax.tree.structure(candidates):
-        raise ValueError(
-            f"candidates have the structure {jax.tree.structure(candidates)} and x has {jax.tree.structure(x)}: "
-            "they must be the same"
-        )
+    wanted, got = str(jax.tree.structure(x)), str(jax.tree.structure(candidates))
+    if wanted != got:
+        raise ValueError(f"candidates have the structure {got} and x has {wanted}: they must be the same")
     for (path, leaf), values in zip(jax.tree.leaves_with_path(x), jax.tree.leaves(candidates), strict=True):
         name, shape = "x" + jax.tree_util.keystr(path), jnp.shape(leaf)
         if jnp.ndim(values) == 0 or jnp.shape(values)[1:] != shape:

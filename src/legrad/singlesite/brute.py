@@ -15,9 +15,7 @@ import jax.numpy as jnp
 Tree = Any
 
 
-def brute(
-    f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, pivot: Tree | None = None
-) -> Tree:
+def brute(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, pivot: Tree | None = None) -> Tree:
     """Evaluate `f` with each element of `x` replaced by each of its candidates.
 
     Args:
@@ -31,7 +29,7 @@ def brute(
         The structure of `candidates`, each leaf holding f's own structure.
     """
     leaves, structure = jax.tree.flatten(x)
-    choices = structure.flatten_up_to(candidates)
+    choices = jax.tree.leaves(candidates)
     block = max(1, memory // _bytes(f, x))
 
     def summed(y: Tree) -> Tree:
@@ -47,7 +45,7 @@ def brute(
         def one(where: tuple[jax.Array, jax.Array]) -> Tree:
             k, e = where
             changed = flat.at[e].set(cand[k, e]).reshape(jnp.shape(leaves[i]))
-            return summed(structure.unflatten([*leaves[:i], changed, *leaves[i + 1 :]]))
+            return summed(jax.tree.unflatten(structure, [*leaves[:i], changed, *leaves[i + 1 :]]))
 
         k, e = jnp.indices(cand.shape).reshape(2, -1)
         if cand.size == 0:
@@ -55,7 +53,7 @@ def brute(
         values = jax.lax.map(one, (k, e), batch_size=min(block, cand.size))
         return jax.tree.map(lambda v: v.reshape(shape), values)
 
-    return structure.unflatten([leaf(i) for i in range(len(leaves))])
+    return jax.tree.unflatten(structure, [leaf(i) for i in range(len(leaves))])
 
 
 def _bytes(f: Callable[[Tree], Tree], x: Tree) -> int:
