@@ -15,189 +15,26 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.optim import Adam
 
+from guide_models import (
+    CATALOGUE,
+    OBSERVED,
+    SIMPLEX,
+    Y,
+    bernoulli,
+    binomial,
+    constrained,
+    discrete_uniform,
+    hierarchical_count,
+    masked,
+    normal,
+    obs_mask,
+    observe,
+    poisson,
+    subsampled,
+    subsampled_twice,
+)
 from legrad.distributions import OffsetCategorical
 from legrad.guides import MeanField
-
-jax.config.update("jax_enable_x64", True)
-
-Y = jnp.array([0.3, -1.0, 2.0, 0.7, 1.5, -0.2])
-OBSERVED = jnp.array([True, False, True, True, False, True])
-
-
-# A distribution on the simplex that compiles faster than the Dirichlet.
-SIMPLEX = dist.TransformedDistribution(
-    dist.Normal(jnp.zeros(2), 1.0).to_event(1), dist.transforms.StickBreakingTransform()
-)
-
-
-def observe(mean):
-    numpyro.sample("y", dist.Normal(mean, 1.0), obs=1.0)
-
-
-def bernoulli():
-    z = numpyro.sample("z", dist.Bernoulli(0.3 * jnp.ones(5)))
-    observe(z.sum())
-
-
-def categorical():
-    with numpyro.plate("n", 6):
-        z = numpyro.sample("z", dist.Categorical(jnp.ones(4) / 4), infer={"enumerate": "parallel"})
-        numpyro.sample("y", dist.Normal(z, 1.0), obs=Y)
-
-
-def binomial():
-    observe(numpyro.sample("z", dist.Binomial(4, 0.3)))
-
-
-def discrete_uniform():
-    observe(numpyro.sample("z", dist.DiscreteUniform(-2, 3).expand([2]).to_event(1)).sum())
-
-
-def poisson():
-    observe(numpyro.sample("z", dist.Poisson(jnp.array([0.5, 3.0]))).sum())
-
-
-def hierarchical_count():
-    rate = numpyro.sample("rate", dist.LogNormal(0.6, 0.5))
-    with numpyro.plate("n", 3):
-        z = numpyro.sample("z", dist.Poisson(rate))
-    observe(z.sum())
-
-
-def geometric():
-    z = numpyro.sample("z", dist.Geometric(0.4))
-    k = numpyro.sample("k", dist.NegativeBinomial2(3.0, 10.0))
-    observe(z + k)
-
-
-def normal():
-    mu = numpyro.sample("mu", dist.Normal(3.0, 2.0))
-    numpyro.param("unused", 1.0)
-    numpyro.deterministic("twice", 2 * mu)
-    numpyro.factor("tilt", -(mu**2))
-    observe(mu)
-
-
-def constrained():
-    a = numpyro.sample("a", dist.HalfNormal(1.0))
-    b = numpyro.sample("b", dist.Gamma(jnp.array([2.0, 3.0]), 1.0))
-    c = numpyro.sample("c", dist.Beta(2.0, 2.0).expand([3, 2]).to_event(1))
-    d = numpyro.sample("d", dist.Uniform(-1.0, jnp.array([1.0, 2.0])))
-    observe(a + b.sum() + c.sum() + d.sum())
-
-
-def vectors():
-    p = numpyro.sample("p", dist.Dirichlet(jnp.ones(3)).expand([2]).to_event(1))
-    L = numpyro.sample("L", dist.ImproperUniform(dist.constraints.corr_cholesky, (), (2, 2)))
-    v = numpyro.sample("v", dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)))
-    observe(p.sum() + L.sum() + v.sum())
-
-
-def nested_plates():
-    with numpyro.plate("outer", 3, dim=-2):
-        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
-        with numpyro.plate("inner", 2, dim=-1):
-            z = numpyro.sample("z", dist.Bernoulli(0.5))
-            p = numpyro.sample("p", SIMPLEX)
-    observe((a * z + p[..., 0]).sum())
-
-
-def subsampled():
-    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
-    with numpyro.plate("rows", 6, subsample_size=2) as rows:
-        z = numpyro.sample("z", dist.Categorical(jnp.ones(3) / 3))
-        k = numpyro.sample("k", dist.Poisson(2.0))
-        x = numpyro.sample("x", dist.HalfNormal(1.0).expand([4]).to_event(1))
-        p = numpyro.sample("p", SIMPLEX)
-        mean = w + z + k + x.sum(-1) + p[..., 0]
-        numpyro.sample("y", dist.Normal(mean, 1.0), obs=Y[rows])
-
-
-def subsampled_twice():
-    rows = numpyro.plate("rows", 6, subsample_size=2, dim=-2)
-    columns = numpyro.plate("columns", 5, subsample_size=3, dim=-1)
-    with rows:
-        a = numpyro.sample("a", dist.Bernoulli(0.4))
-    with columns:
-        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
-    with rows, columns:
-        c = numpyro.sample("c", dist.Categorical(jnp.ones(3) / 3))
-        numpyro.sample("y", dist.Normal(a + b + c, 1.0), obs=jnp.zeros((2, 3)))
-
-
-def to_event():
-    z = numpyro.sample("z", dist.Bernoulli(0.5 * jnp.ones((2, 3))).to_event(1))
-    c = numpyro.sample("c", dist.Categorical(jnp.ones((2, 4)) / 4).to_event(1))
-    s = numpyro.sample("s", dist.Normal(0.0, 1.0), sample_shape=(3,))
-    observe(z.sum() + c.sum() + s.sum())
-
-
-def obs_mask():
-    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
-    with numpyro.plate("n", 6):
-        numpyro.sample("y", dist.Normal(mu, 1.0), obs=Y, obs_mask=OBSERVED)
-        numpyro.sample("b", dist.Bernoulli(0.5), obs=Y > 0, obs_mask=OBSERVED)
-
-
-def masked():
-    with handlers.mask(mask=jnp.array([True, False])):
-        v = numpyro.sample("v", dist.HalfNormal(1.0).expand([2, 3]).to_event(1))
-        p = numpyro.sample("p", SIMPLEX.expand([2]))
-    e = numpyro.sample("e", dist.Bernoulli(0.5 * jnp.ones(2)).mask(jnp.array([True, False])).to_event(1))
-    with handlers.mask(mask=False):
-        off = numpyro.sample("off", dist.Normal(0.0, 1.0))
-    observe(v.sum() + p.sum() + e.sum() + off)
-
-
-def hmm():
-    transition = jnp.array([[0.9, 0.1], [0.2, 0.8]])
-
-    def step(z, y):
-        z = numpyro.sample("z", dist.Categorical(transition[z]))
-        with numpyro.plate("channels", 2):
-            e = numpyro.sample("e", dist.Bernoulli(0.5))
-        numpyro.sample("y", dist.Normal(z + e.sum(), 1.0), obs=y)
-        return z, None
-
-    scan(step, 0, jnp.asarray(Y))
-
-
-def conditioned():
-    handlers.condition(nested_plates, data={"a": jnp.ones((3, 1))})()
-
-
-CATALOGUE = {
-    f.__name__: f
-    for f in (
-        bernoulli,
-        categorical,
-        binomial,
-        discrete_uniform,
-        poisson,
-        hierarchical_count,
-        geometric,
-        normal,
-        constrained,
-        vectors,
-        nested_plates,
-        subsampled,
-        subsampled_twice,
-        to_event,
-        obs_mask,
-        masked,
-        hmm,
-        conditioned,
-    )
-}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_fast():
-    """These tests compile much and compute little."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @cache
@@ -588,45 +425,3 @@ def test_float32(name):
     with jax.enable_x64(False):
         q = guide_trace(MeanField(CATALOGUE[name]))
         assert all(v.dtype == jnp.float32 for v in params_of(q).values())
-
-
-class TestOffsetCategorical:
-    logits = jnp.array([[0.0, 1.0, -1.0], [2.0, 0.0, 0.5]])
-
-    def test_agrees_with_categorical(self):
-        d, c = OffsetCategorical(self.logits, low=4), dist.Categorical(logits=self.logits)
-        z = d.sample(jax.random.key(0), (5,))
-        assert z.shape == (5, 2)
-        assert jnp.issubdtype(z.dtype, jnp.integer)
-        np.testing.assert_array_equal(z, 4 + c.sample(jax.random.key(0), (5,)))
-        np.testing.assert_allclose(d.log_prob(z), c.log_prob(z - 4))
-        np.testing.assert_allclose(d.entropy(), c.entropy())
-        np.testing.assert_array_equal(d.enumerate_support(False)[:, 0], [4, 5, 6])
-        probs = np.exp(d.log_prob(d.enumerate_support()))
-        np.testing.assert_allclose(probs.sum(0), 1.0)
-        values = np.arange(4, 7)[:, None]
-        np.testing.assert_allclose(d.mean, (probs * values).sum(0))
-        np.testing.assert_allclose(d.variance, (probs * values**2).sum(0) - d.mean**2)
-
-    def test_outside_is_minus_infinity_with_zero_gradient(self):
-        def f(logits, z):
-            log_prob = OffsetCategorical(logits, 4).log_prob(z)
-            return jnp.where(jnp.isfinite(log_prob), log_prob, 0.0).sum(), log_prob
-
-        for z in (3, 7, -100, 1000):
-            gradient, log_prob = jax.grad(f, has_aux=True)(self.logits, jnp.asarray(z))
-            assert np.all(np.isneginf(log_prob))
-            np.testing.assert_array_equal(gradient, 0.0)
-
-    def test_wrappers_and_pytree(self):
-        d = OffsetCategorical(self.logits, low=4)
-        assert d.expand((3, 2)).to_event(1).mask(True).has_enumerate_support
-        assert d.expand((3, 2)).sample(jax.random.key(0)).shape == (3, 2)
-        assert d.to_event(1).log_prob(jnp.array([4, 5])).shape == ()
-        masked = d.mask(jnp.array([True, False]))
-        assert masked.log_prob(jnp.array([4, 0]))[1] == 0.0
-        moved = jax.jit(lambda d: d)(d)
-        assert moved.low == 4
-        np.testing.assert_array_equal(moved.support(jnp.array([3, 4, 6, 7])), [False, True, True, False])
-        batched = jax.vmap(lambda logits: OffsetCategorical(logits, 4).mean)(self.logits)
-        np.testing.assert_allclose(batched, d.mean)

@@ -13,7 +13,7 @@ import pytest
 from numpyro.distributions import constraints
 
 import legrad
-from catalogue import ROWS, Row, _normal_mean
+from catalogue import ROWS, Row, normal_mean
 from checking import draw_until, flat, gradient_of
 from legrad import costs, problem, support
 from legrad.estimators import base, disarm, local_expectation
@@ -134,7 +134,7 @@ def _narrow_child(width):
                 log_p = jnp.log(0.5) + dist.Normal(2.0 * z, 1.0).log_prob(x) + dist.Normal(x, 1.0).log_prob(1.2)
                 return log_p - log_q - dist.Normal(params["mu"][z], width).log_prob(x)
 
-            total += jnp.exp(log_q) * _normal_mean(f, params["mu"][z], width)
+            total += jnp.exp(log_q) * normal_mean(f, params["mu"][z], width)
         return -total
 
     return Row("narrow", model, guide, {"l": jnp.array(0.4), "mu": jnp.array([0.3, 1.4])}, exact=exact)

@@ -22,23 +22,24 @@ from legrad.reach import EMPTY, Program, own_boxes
 
 def among(fixed: Collection[str], parents: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
     """The parents among the fixed sites, through any path of sites that are recomputed."""
-    found: dict[str, frozenset[str]] = {}
-    for name, direct in parents.items():
-        found[name] = frozenset()
-        for parent in direct:
-            if parent in fixed:
-                found[name] |= {parent}
-            elif parent != name:
-                found[name] |= found[parent]
-    return {name: found[name] for name in parents if name in fixed}
+
+    def nearest(name: str, passed: frozenset[str]) -> frozenset[str]:
+        found = frozenset(p for p in parents[name] if p in fixed)
+        through = parents[name] - found - passed
+        return found.union(*(nearest(p, passed | through) for p in through))
+
+    return {name: nearest(name, frozenset({name})) for name in parents if name in fixed}
 
 
 def descendants(parents: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
-    """Who comes after whom: every site that depends on a site, directly or through others."""
-    after: dict[str, frozenset[str]] = {name: frozenset() for name in parents}
-    for name in reversed(list(parents)):
-        for parent in parents[name]:
-            after[parent] |= {name} | after[name]
+    """Who comes after whom: every site that depends on a site, directly or through others.
+
+    A site that comes after itself has elements that depend on each other. Two sites of one `scan` may each come
+    after the other.
+    """
+    after = {name: frozenset(n for n in parents if name in parents[n]) for name in parents}
+    for _ in after:
+        after = {name: later.union(*(after[n] for n in later)) for name, later in after.items()}
     return after
 
 
@@ -61,7 +62,7 @@ class Costs:
             here = evaluate(x)
             return {name: here.factors[name].log_prob() for name in x}, here.terms()
 
-        self.x, self.parents, self.after = dict(x), parents, descendants(parents)
+        self.x, self.after = dict(x), descendants(parents)
         self.run = program
 
     @cached_property
@@ -84,14 +85,14 @@ class Costs:
         return total
 
     def _boxes(self, site: str, shape: tuple[int, ...]) -> dict[str, np.ndarray | None]:
-        seen: dict[str, np.ndarray | None] = dict.fromkeys(self.x)
-        seen[site] = own_boxes(jnp.shape(self.x[site]), jnp.ndim(self.x[site]) - len(shape))
+        own = own_boxes(jnp.shape(self.x[site]), jnp.ndim(self.x[site]) - len(shape))
+        everything = own.reshape(len(own), -1).min(axis=1)
+        seen: dict[str, np.ndarray | None] = dict.fromkeys(self.x) | {site: own}
         for name in self.x:
             if name in self.after[site]:
-                # An element of a descendant sees what its own factor sees.
-                box: Any = seen[name] if name == site else self.program.reach(seen)[0][name]
-                if name in self.parents[name]:  # its elements depend on each other
-                    box = box.min(axis=tuple(range(1, box.ndim)), keepdims=True)
+                # An element of a descendant sees what its own factor sees; among elements that depend on each
+                # other, whatever one sees all may see.
+                box = everything if name in self.after[name] else self.program.reach(seen)[0][name]
                 target = jnp.shape(self.x[name])
                 box = box.reshape(box.shape + (1,) * (len(target) + 1 - box.ndim))
                 seen[name] = np.broadcast_to(box, (len(box), *target))

@@ -36,7 +36,7 @@ def treatments(
         if name in choices:
             chosen[name] = _check(factor, choices[name])
         else:
-            children = any(n == name or chosen[n] != "reparam" for n in after[name])
+            children = any(chosen.get(n) != "reparam" for n in after[name])
             chosen[name] = _default(factor, children, continuous)
     chosen = {name: chosen[name] for name in pivot}
     _check_scan(pivot, chosen)

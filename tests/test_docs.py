@@ -1,0 +1,33 @@
+"""The pages say what the code does."""
+
+import doctest
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_page_of_distributions_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("distributions_page", ROOT / "docs" / "distributions.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "distributions.md").read_text() == module.page(), "run python docs/distributions.py"
+
+
+def test_architecture_names_every_file():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for path in (ROOT / "src" / "legrad").rglob("*.py"):
+        if path.name != "__init__.py":
+            assert path.name in text or f"`{path.parent.name}/`" in text, f"{path.name} is not on the map"
+
+
+def test_no_file_is_long():
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        assert len(path.read_text().splitlines()) <= 500, f"{path.name} has more than 500 lines"
+
+
+@pytest.mark.parametrize("module", ["legrad.guides", "legrad.distributions"])
+def test_examples_in_docstrings(module):
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
