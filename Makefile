@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint types format test-matrix clean
+.PHONY: demo test lint types format test-matrix bench-overhead clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -23,6 +23,10 @@ types: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Steps per second of the loop against NumPyro's, on a tiny model.
+bench-overhead: $(VENV)/.demo
+	$(BIN)/python benchmarks/overhead.py
 
 # Both ends of the supported range, each with the JAX and ArviZ that pip resolves there.
 test-matrix:

@@ -143,7 +143,7 @@ class LocalExpectation(Estimator):
         cuts: dict[str, Cut],
         with_log_q: bool = False,
     ) -> dict[str, Change]:
-        """F and log q with one element changed, minus their values at the pivot."""
+        """f and log q with one element changed, minus their values at the pivot."""
         if not cuts:
             return {}
 
@@ -204,7 +204,7 @@ def _blanket_score(factor: Factor, cut: Cut, change: Change, cost: jax.Array) ->
 
 
 def _log_weights(factor: Factor, values: jax.Array, weights: jax.Array, log_q: jax.Array) -> jax.Array:
-    """Log ω_k + log q_others(v_k), up to a constant: log q of all minus that of the element itself."""
+    """log ω_k + log q_others(v_k), up to a constant: log q of all minus that of the element itself."""
     own = stop_gradient(factor.elements.log_prob(values) - factor.elements.log_prob(factor.coordinate))
     safe = jnp.where(weights > 0, weights, 1.0)
     return jnp.where(weights > 0, jnp.log(safe) + stop_gradient(log_q) - own, -jnp.inf)

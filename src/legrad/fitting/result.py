@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpyro import handlers
 from numpyro.infer import Predictive
 from numpyro.infer.elbo import ELBO
 
@@ -42,8 +43,6 @@ class FitResult:
         return {name: value for name, value in values.items() if name not in self._auxiliary()}
 
     def _auxiliary(self) -> set[str]:
-        from numpyro import handlers
-
         with handlers.trace() as trace, handlers.seed(rng_seed=0), handlers.substitute(data=self.params):
             self.problem.guide(*self.problem.args, **self.problem.kwargs)
         return {
