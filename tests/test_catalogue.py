@@ -1,5 +1,8 @@
 """Every estimator against the exact gradient, on every problem of the catalogue that it can treat."""
 
+from contextlib import contextmanager
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +13,23 @@ from catalogue import ROWS
 from checking import ESTIMATORS, Estimate, draw_until, flat, gradient_of
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _optimized():
-    """These programs run for millions of draws: here compiling well pays."""
-    jax.config.update("jax_disable_most_optimizations", False)
+@contextmanager
+def optimized(wanted=True):
+    """A program that runs for a million draws is worth compiling well."""
+    jax.config.update("jax_disable_most_optimizations", not wanted)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@cache
+def exact_gradient(name):
+    row = named(name)
+    return flat(jax.jit(jax.grad(row.loss))(row.params))
+
+
+def named(name):
+    (row,) = [row for row in ROWS if row.name == name]
+    return row
 
 
 PAIRS = [(row, name) for row in ROWS for name in row.estimators]
@@ -34,9 +48,9 @@ DETECTABLE = {"local": 0.01}  # the relative bias that a check must be able to c
 
 @pytest.mark.parametrize(("row", "name"), PAIRS, ids=[f"{row.name}-{name}" for row, name in PAIRS])
 def test_gradient_is_exact_in_the_mean(row, name, capsys):
-    exact = flat(jax.grad(row.loss)(row.params))
-    wanted = DETECTABLE.get(name, 0.1)
-    estimate = draw_until(gradient_of(estimator_for(row, name), row), exact, wanted)
+    exact, wanted = exact_gradient(row.name), DETECTABLE.get(name, 0.1)
+    with optimized(name == "local"):
+        estimate = draw_until(gradient_of(estimator_for(row, name), row), exact, wanted)
     bias, component = estimate.detectable(exact)
     with capsys.disabled():
         print(f"\n{row.name}, {name}: could detect a bias of {bias:.2%} ({estimate.draws} draws)", end=" ")
@@ -48,26 +62,26 @@ def test_gradient_is_exact_in_the_mean(row, name, capsys):
         assert not Estimate(biased, estimate.error, estimate.draws).agrees(exact)
 
 
-@pytest.mark.parametrize("name", ["chain", "nested_plates", "normal_guide"])
+@pytest.mark.parametrize("name", ["chain", "normal_guide"])
 def test_a_bias_of_one_percent_in_the_estimator_is_caught(name):
-    (row,) = [r for r in ROWS if r.name == name]
-    exact = flat(jax.grad(row.loss)(row.params))
+    row, exact = named(name), exact_gradient(name)
     clean = gradient_of(legrad.LocalExpectation(**row.local), row)
 
     def biased(key):
         leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(clean(key))]
         return jnp.concatenate(leaves).at[component].add(0.01 * exact[component])
 
-    honest = draw_until(clean, exact, 0.01)
-    component = honest.detectable(exact)[1]
-    assert honest.agrees(exact)
-    assert not draw_until(biased, exact, 0.01).agrees(exact)
+    with optimized():
+        honest = draw_until(clean, exact, 0.01)
+        component = honest.detectable(exact)[1]
+        assert honest.agrees(exact)
+        assert not draw_until(biased, exact, 0.01).agrees(exact)
 
 
 @pytest.mark.parametrize("name", ["local", "disarm"])
 def test_estimator_and_oracle_see_the_same_subsample(name):
     """With the same key, the difference from `Exact` has no noise from subsampling, and mean zero."""
-    (row,) = [r for r in ROWS if r.name == "subsampled_plate"]
+    row = named("subsampled_plate")
     mine, oracle = gradient_of(estimator_for(row, name), row), gradient_of(legrad.Exact(), row)
     shift = 1.0  # a mean of zero has no relative error: compare mine − oracle + 1 with 1
 
