@@ -169,7 +169,7 @@ def gamma_guide():
         with numpyro.plate("N", 2):
             numpyro.sample("x", dist.Gamma(a, b))
 
-    return model, guide, {"a": [3.0, 6.0], "b": [1.3, 2.5]}
+    return model, guide, {"a": [2.0, 8.0], "b": [2.0, 1.0]}
 
 
 def _beta_exact(params):
@@ -192,4 +192,4 @@ def beta_guide():
         b = numpyro.param("b", 1.0, constraint=constraints.positive)
         numpyro.sample("p", dist.Beta(a, b))
 
-    return model, guide, {"a": 4.0, "b": 2.5}
+    return model, guide, {"a": 2.0, "b": 4.0}

@@ -4,6 +4,8 @@ A trap's test runs the statistical check of the catalogue twice: on the code as 
 with the mistake put in (it must fail).
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -166,7 +168,7 @@ def test_trap_3_reparameterized_parents_stay_differentiable(monkeypatch):
 
     def detached(factor, cut, change):
         fn = dist.Bernoulli(logits=jax.lax.stop_gradient(factor.fn.logits))
-        return leaf(problem.Factor(factor.name, fn, factor.coordinate, factor.scale), cut, change)
+        return leaf(replace(factor, fn=fn), cut, change)
 
     monkeypatch.setattr(local_expectation, "_leaf_score", detached)
     assert not agrees(row, LOCAL())

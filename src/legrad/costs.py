@@ -8,6 +8,7 @@ proved from the program (`reach`), down to single elements; where the proof fail
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any
@@ -86,7 +87,7 @@ class Costs:
 
     def _boxes(self, site: str, shape: tuple[int, ...]) -> dict[str, np.ndarray | None]:
         own = own_boxes(jnp.shape(self.x[site]), jnp.ndim(self.x[site]) - len(shape))
-        everything = own.reshape(len(own), -1).min(axis=1)
+        everything = own.reshape(len(own), math.prod(own.shape[1:])).min(axis=1, initial=EMPTY)
         seen: dict[str, np.ndarray | None] = dict.fromkeys(self.x) | {site: own}
         for name in self.x:
             if name in self.after[site]:
@@ -111,5 +112,16 @@ def _add_up(term: jax.Array, box: np.ndarray, shape: tuple[int, ...]) -> jax.Arr
         (chosen,) = np.nonzero(live & (point == pattern).all(axis=1))
         target = tuple(n if p else 1 for n, p in zip(shape or (1,), pattern, strict=True))
         where = tuple(lo[a, chosen] if pattern[a] else np.zeros_like(chosen) for a in range(rank))
-        total = total + jnp.zeros(target, term.dtype).at[where].add(term[chosen])
+        total = total + _sum_into(term, chosen, np.ravel_multi_index(where, target), target)
     return jnp.broadcast_to(total, shape or (1,)).reshape(shape)
+
+
+def _sum_into(term: jax.Array, chosen: np.ndarray, where: np.ndarray, target: tuple[int, ...]) -> jax.Array:
+    """The sum of term[chosen] at each place of an array: by one gather, as all indices are known here."""
+    size, counts = math.prod(target), np.bincount(where, minlength=math.prod(target))
+    order = np.argsort(where, kind="stable")
+    position = np.arange(len(where)) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = np.full((size, counts.max(initial=0)), len(term))  # one past the end: a zero
+    index[where[order], position] = chosen[order]
+    padded = jnp.concatenate([term, jnp.zeros(1, term.dtype)])
+    return padded[index].sum(axis=1).reshape(target)

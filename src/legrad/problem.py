@@ -90,7 +90,8 @@ class Factor:
     name: str
     fn: Distribution
     coordinate: jax.Array
-    scale: Any  # what f multiplies log q with: plate and handler scales times the mask; scores never use it
+    scale: Any  # what f multiplies log q with: plate and handler scales; scores never use it
+    mask: jax.Array | None  # where log q counts in f
     in_scan: bool = False
 
     @property
@@ -109,6 +110,11 @@ class Factor:
     def family(self) -> str:
         """The name of the distribution, for messages."""
         return type(strip(self.fn).bare).__name__
+
+    def counted(self, term: jax.Array) -> jax.Array:
+        """A term of this factor as f counts it: scaled and masked."""
+        term = self.scale * term
+        return term if self.mask is None else jnp.where(self.mask, term, 0.0)
 
     @property
     def value(self) -> jax.Array:
@@ -195,7 +201,7 @@ class Problem:
         if self.entropy:
             for name, factor in factors.items():
                 for key, term in _minus_log_q(factor, name in exact_entropy):
-                    minus_log_q[key] = factor.scale * term
+                    minus_log_q[key] = factor.counted(term)
             for name, site in _sites(trace):
                 if site["is_observed"]:
                     minus_log_q[name] = -_site_log_prob(site)
@@ -234,7 +240,8 @@ class Problem:
         named = {k: v for k, v in latents.items() if not v["infer"].get("is_auxiliary", False)}
         values = {name: site["value"] for name, site in named.items()}
         if isinstance(self.model, LogDensity):
-            return {"log_density": jnp.asarray(self.model.f(values))}, {}
+            terms = jnp.asarray(self.model.f(values))
+            return {"log_density": terms.astype(jnp.result_type(terms, float))}, {}
         plates = {name: site["value"] for name, site in guide.items() if site["type"] == "plate"}
         data = {**self.params, **{k: v["value"] for k, v in latents.items()}, **plates}
         with handlers.trace() as trace, _Keys(noise, len(guide)), handlers.substitute(data=data):
@@ -266,7 +273,13 @@ def _stop(x: Any) -> Any:
 
 
 def _sites(trace: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, site) for name, site in trace.items() if site["type"] == "sample"]
+    return [(name, _expanded(site)) for name, site in trace.items() if site["type"] == "sample"]
+
+
+def _expanded(site: Any) -> Any:
+    """A `sample_shape` outside of plates stands beside the distribution: put it in."""
+    shape = site["kwargs"].get("sample_shape", ())
+    return site | {"fn": site["fn"].expand(shape + site["fn"].batch_shape)} if shape else site
 
 
 def _is_delta(site: Any) -> bool:
@@ -284,13 +297,12 @@ def _factors(trace: Mapping[str, Any]) -> dict[str, Factor]:
         if site["is_observed"] or _is_delta(site):
             continue
         scalar = support.scalar(site["fn"])
-        value, scale = site["value"], site["scale"]
+        value = site["value"]
         if scalar is not None and scalar.transforms:
             # The value before the transforms: exact where NumPyro kept it, else inverted.
             value = site["intermediates"][0][0] if site["intermediates"] else _invert(scalar, value)
-        mask = strip(site["fn"]).mask
-        scale = (1.0 if scale is None else scale) * (1.0 if mask is None else mask)
-        factors[name] = Factor(name, site["fn"], value, scale, "_scan_current_index" in site["infer"])
+        in_scan = "_scan_current_index" in site["infer"]
+        factors[name] = Factor(name, site["fn"], value, _scale(site), strip(site["fn"]).mask, in_scan)
     return factors
 
 
@@ -318,10 +330,23 @@ def _site_log_prob(site: Any) -> jax.Array:
     value = site["value"]
     if mask is not None:
         value = jnp.where(_over_events(mask, bare), value, _feasible(bare, value))
+    shape = site["fn"].shape()[: len(site["fn"].shape()) - bare.event_dim]
     terms = log_prob(bare, value)
-    if mask is not None:
-        terms = jnp.where(mask, terms, 0.0)
-    return terms if site["scale"] is None else site["scale"] * terms
+    terms = jnp.broadcast_to(terms, jnp.broadcast_shapes(terms.shape, shape))  # one datum for all of a plate
+    terms = _scale(site) * terms
+    return terms if mask is None else jnp.where(mask, terms, 0.0)
+
+
+def _scale(site: Any) -> Any:
+    """The site's scale, aligned with its elementwise log-density: event axes follow the batch axes."""
+    if site["scale"] is None:
+        return 1.0
+    events = site["fn"].event_dim - strip(site["fn"]).bare.event_dim
+    return (
+        jnp.reshape(site["scale"], jnp.shape(site["scale"]) + (1,) * events)
+        if jnp.ndim(site["scale"])
+        else site["scale"]
+    )
 
 
 def _observation(site: Any) -> jax.Array:

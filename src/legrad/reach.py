@@ -42,7 +42,7 @@ def own_boxes(shape: tuple[int, ...], event_ndim: int = 0) -> np.ndarray:
     An array with no batch axis is one element: it gets one axis, so that there is something to see.
     """
     batch = shape[: len(shape) - event_ndim]
-    index = np.indices(batch or (1,), dtype=np.int32).reshape(-1, *batch)
+    index = np.indices(batch or (1,), dtype=np.int32).reshape(max(len(batch), 1), *batch)
     index = index.reshape(index.shape + (1,) * event_ndim)
     index = np.broadcast_to(index, (len(index), *shape))
     return np.concatenate([index, -index])
@@ -114,7 +114,7 @@ def _some(operands: list[Seen]) -> np.ndarray:
 
 
 def _everything(eqn: Any, operands: list[Seen]) -> list[Seen]:
-    seen = [x.reshape(len(x), -1).min(axis=1, initial=EMPTY) for x in operands if not isinstance(x, Constant)]
+    seen = [x.min(axis=tuple(range(1, x.ndim)), initial=EMPTY) for x in operands if not isinstance(x, Constant)]
     total = reduce(np.minimum, seen)
     return [_spread(total, v.aval.shape) for v in eqn.outvars]
 

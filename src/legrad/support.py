@@ -210,7 +210,8 @@ def _static(d: Any, name: str) -> np.ndarray:
     if isinstance(value, jax.core.Tracer):
         raise ValueError(
             f"{type(d).__name__} has a traced `{name}`, so the size of its support is not known when the "
-            f"program is compiled: pass `{name}` as a Python int or a NumPy array"
+            f"program is compiled: give `{name}` to the model as a constant (a Python int, or a NumPy array that it "
+            "closes over), not as an array among its arguments"
         )
     return np.asarray(value).astype(int)
 

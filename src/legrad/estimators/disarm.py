@@ -80,7 +80,7 @@ class _Uniforms(Messenger):
             return
         bare = strip(msg["fn"]).bare
         if isinstance(bare, BernoulliLogits | BernoulliProbs):
-            shape, name = msg["fn"].shape(), msg["name"]
+            shape, name = msg["kwargs"].get("sample_shape", ()) + msg["fn"].shape(), msg["name"]
             u = jax.random.uniform(msg["kwargs"]["rng_key"], shape, jnp.result_type(bare.probs))
             u = 1 - u if name == self.flipped else u
             msg["value"] = (u < bare.probs).astype(jnp.result_type(int))

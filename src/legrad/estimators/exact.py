@@ -45,7 +45,7 @@ class Exact(Estimator):
             x = {}
             for name, values in choices.items():
                 mine, digits = digits[: values.shape[1]], digits[values.shape[1] :]
-                picked = jnp.stack([values[d, e] for e, d in enumerate(mine)])
+                picked = jnp.asarray([values[d, e] for e, d in enumerate(mine)], values.dtype)
                 x[name] = picked.reshape(jnp.shape(pivot[name].coordinate))
             return x
 

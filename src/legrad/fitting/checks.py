@@ -6,21 +6,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from legrad.fitting.arrays import split_arrays
 from legrad.problem import Noise, Problem
 
 
 def check_start(problem: Problem, key: jax.Array) -> None:
     """Raise where the data or the initial ELBO is not finite, naming the site."""
+    arrays, rebuild = split_arrays((problem.args, dict(problem.kwargs)))
 
     @jax.jit
-    def look(params: dict, args: tuple) -> tuple[dict, dict]:
-        here = Problem(problem.model, problem.guide, params, args, problem.kwargs)
+    def look(params: dict, arrays: list) -> tuple[dict, dict]:
+        here = Problem(problem.model, problem.guide, params, *rebuild(arrays))
         noise = Noise(*jax.random.split(key))
         evaluation = here.evaluate({}, noise, pivot=here.draw(noise))
         bad = {name: jnp.sum(~jnp.isfinite(value)) for name, value in evaluation.observed.items()}
         return bad, {name: jnp.sum(term) for name, term in evaluation.terms().items()}
 
-    bad, terms = jax.device_get(look(dict(problem.params), problem.args))
+    bad, terms = jax.device_get(look(dict(problem.params), arrays))
     for name, count in bad.items():
         if count:
             raise ValueError(

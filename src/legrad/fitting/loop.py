@@ -15,6 +15,7 @@ from numpyro.infer.elbo import ELBO
 from tqdm.auto import tqdm
 
 from legrad.estimators import LocalExpectation
+from legrad.fitting.arrays import split_arrays
 from legrad.fitting.checks import check_start
 from legrad.fitting.parameters import Parameters
 from legrad.fitting.result import FitResult
@@ -65,7 +66,7 @@ def fit(
     parameters = Parameters(model, guide, args, kwargs, of_init, init_params)
     check_start(Problem(model, guide, parameters.initial, args, kwargs), of_check)
 
-    arrays, rebuild = _split_arrays((args, kwargs))
+    arrays, rebuild = split_arrays((args, kwargs))
 
     @jax.jit
     def run(state: Any, start: jax.Array, number: jax.Array, key: jax.Array, arrays: Any) -> Any:
@@ -122,19 +123,6 @@ def _drive(run: Callable[..., Any], state: Any, steps: int, progress: bool | Non
 
 def _recent(history: jax.Array, done: int) -> float:
     return float(np.mean(np.asarray(history[max(0, done - 100) : done])))
-
-
-def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Arrays become inputs of the compiled program; everything else stays as it is, known while tracing."""
-    leaves, structure = jax.tree.flatten(tree)
-    dynamic = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
-
-    def rebuild(arrays: list[Any]) -> Any:
-        rest = iter(arrays)
-        merged = [next(rest) if d else x for d, x in zip(dynamic, leaves, strict=True)]
-        return jax.tree.unflatten(structure, merged)
-
-    return [jnp.asarray(x) for d, x in zip(dynamic, leaves, strict=True) if d], rebuild
 
 
 def _check(estimator: Any, optimizer: Any, steps: Any, args: Any) -> None:
