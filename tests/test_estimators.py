@@ -1,5 +1,7 @@
 """What the estimators promise beyond being unbiased: NumPyro's interface, exactness, counts, the theorem."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -48,7 +50,8 @@ def test_under_jit_and_vmap(name):
     row, estimator = some(name), ESTIMATORS[name]()
     gradient = gradient_of(estimator, row)
     keys = jax.random.split(KEY, 3)
-    one_by_one = [flat(gradient(key)) for key in keys]
+    compiled = jax.jit(gradient)
+    one_by_one = [flat(compiled(key)) for key in keys]
     together = jax.jit(jax.vmap(gradient))(keys)
     for i, single in enumerate(one_by_one):
         np.testing.assert_allclose(flat(jax.tree.map(lambda a, i=i: a[i], together)), single, rtol=1e-9, atol=1e-12)
@@ -57,7 +60,9 @@ def test_under_jit_and_vmap(name):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_the_value_is_an_estimate_of_the_elbo(name):
     row, estimator = some(name), ESTIMATORS[name]()
-    losses = jax.vmap(lambda key: estimator.loss(key, row.params, row.model, row.guide))(jax.random.split(KEY, 4000))
+    losses = jax.jit(jax.vmap(lambda key: estimator.loss(key, row.params, row.model, row.guide)))(
+        jax.random.split(KEY, 4000)
+    )
     error = np.std(losses) / np.sqrt(len(losses))
     assert abs(np.mean(losses) - row.loss(row.params)) <= 5 * error + 1e-9
 
@@ -73,11 +78,12 @@ def test_the_value_is_an_estimate_of_the_elbo(name):
 def test_averaging_lowers_the_variance(one, many):
     row = row_named("chain")
     assert many.num_particles == 8
-    variance = [
-        flat(jax.tree.map(lambda g: g.var(0), jax.vmap(gradient_of(e, row))(jax.random.split(KEY, 2000)))).mean()
-        for e in (one, many)
-    ]
-    assert variance[1] < variance[0] / 6
+
+    def variance(estimator):
+        draws = jax.jit(jax.vmap(gradient_of(estimator, row)))(jax.random.split(KEY, 2000))
+        return flat(jax.tree.map(lambda g: g.var(0), draws)).mean()
+
+    assert variance(many) < variance(one) / 6
 
 
 def test_a_gradient_with_respect_to_anything_the_model_was_given():
@@ -93,7 +99,7 @@ def test_a_gradient_with_respect_to_anything_the_model_was_given():
     params, y = {"w": jnp.array(0.7)}, jnp.array(1.3)
     exact = jax.grad(lambda y: legrad.Exact().loss(KEY, params, model, guide, y))(y)
     local = legrad.LocalExpectation()
-    draws = jax.vmap(lambda k: jax.grad(lambda y: local.loss(k, params, model, guide, y))(y))(
+    draws = jax.jit(jax.vmap(lambda k: jax.grad(lambda y: local.loss(k, params, model, guide, y))(y)))(
         jax.random.split(KEY, 20_000)
     )
     assert abs(draws.mean() - exact) <= 5 * draws.std() / np.sqrt(len(draws)) + 1e-6 * abs(exact)
@@ -116,6 +122,7 @@ def test_one_finite_scalar_has_no_noise(name):
     def guide(v):
         numpyro.sample("z", make(v))
 
+    @partial(jax.jit, static_argnums=0)
     def loss(estimator, key):
         return jax.grad(
             lambda v: estimator.estimate(
@@ -147,7 +154,8 @@ def test_one_normal_scalar_is_exact_for_polynomials(degree):
     def estimate(nodes, key):
         local = legrad.LocalExpectation(nodes=nodes)
         f = lambda x: jnp.polyval(jnp.asarray(c), x["x"])
-        return jax.grad(lambda a: legrad.expectation(f, guide, {}, key=key, estimator=local, args=a))(at)
+        one = jax.grad(lambda a: legrad.expectation(f, guide, {}, key=key, estimator=local, args=a))
+        return jax.jit(one)(at)
 
     for i in range(3):
         np.testing.assert_allclose(estimate(nodes, jax.random.key(i)), exact, rtol=1e-6, atol=1e-9)
@@ -177,7 +185,8 @@ def test_other_scalars_are_exact_within_the_reported_quadrature_error(family):
     def gradient(nodes):
         from legrad.diagnostics.gradients import gradient
 
-        return gradient(legrad.LocalExpectation(nodes=nodes), target, guide, result.params, (), {})(KEY)
+        one = gradient(legrad.LocalExpectation(nodes=nodes), target, guide, result.params, (), {})
+        return jax.jit(one)(KEY)
 
     ours, fine = gradient(5), gradient(25)
     for name in ("a", "b"):
@@ -370,8 +379,12 @@ def test_expectation_of_any_function():
     f = lambda x: x["z"][0] * x["z"][1] + jnp.exp(x["z"].sum())
     exact = jax.value_and_grad(lambda p: legrad.expectation(f, guide, p, key=KEY, estimator=legrad.Exact()))(params)
     for e in (None, legrad.ScoreFunction(8, "leave_one_out"), legrad.DisARM()):
-        values, grads = jax.vmap(
-            lambda k, e=e: jax.value_and_grad(lambda p: legrad.expectation(f, guide, p, key=k, estimator=e))(params)
+        values, grads = jax.jit(
+            jax.vmap(
+                lambda k, e=e: jax.value_and_grad(lambda p: legrad.expectation(f, guide, p, key=k, estimator=e))(
+                    params
+                )
+            )
         )(jax.random.split(KEY, 20_000))
         for draws, truth in ((values, exact[0]), (grads["p"], exact[1]["p"])):
             error = np.std(draws, 0) / np.sqrt(len(draws))

@@ -314,6 +314,12 @@ def test_distributions_without_moments_do_not_converge(make, twin):
 SOLVED = ("Gamma", "Beta", "StudentT", "TruncatedNormal low")  # by iteration or special functions
 
 
+def nine(base):
+    """Nine nodes, for a distribution that may take more than it is asked for."""
+    rule = quadrature.QUADRATURE.get(type(base), quadrature.QUADRATURE[dist.Normal])
+    return support.candidates(base, nodes=9 - (rule.nodes - quadrature.DEFAULT_NODES)).values
+
+
 @pytest.mark.parametrize(("name", "x64"), [(name, False) for name in CATALOGUE] + [(name, True) for name in SOLVED])
 def test_nodes_are_quantiles(name, x64):
     row = CATALOGUE[name]
@@ -324,7 +330,7 @@ def test_nodes_are_quantiles(name, x64):
         @jax.jit
         def nodes(setting):
             element = support.scalar(row.make(**setting))
-            return element.value(support.candidates(element.base, nodes=9).values)
+            return element.value(nine(element.base))
 
         x = nodes({name: jnp.array([s[name] for s in row.settings]) for name in row.settings[0]})
         assert x.dtype == jnp.result_type(float)
@@ -340,7 +346,7 @@ def test_extreme_concentrations_in_float32():
         @jax.jit
         def nodes(a):
             bases = (dist.Gamma(a, 1.0), dist.Beta(a, a), dist.StudentT(1e3 * a))
-            return [support.candidates(base, nodes=9).values for base in bases]
+            return [nine(base) for base in bases]
 
         gamma, beta, student = map(np.asarray, nodes(jnp.array(sizes)))
     expected = np.log(np.stack([quantile(stats.gamma(a), z) for a in sizes], 1))

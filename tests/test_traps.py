@@ -46,7 +46,7 @@ def agrees(row, estimator, wanted=0.05):
 
 
 def gradient(row, estimator, key=0):
-    return flat(gradient_of(estimator, row)(jax.random.key(key)))
+    return flat(jax.jit(gradient_of(estimator, row))(jax.random.key(key)))
 
 
 def test_trap_1_constants_drop_out_of_a_quadrature():
@@ -83,7 +83,8 @@ def test_trap_1_terms_that_matter_to_nobody_add_noise(monkeypatch):
     row = named("chain_inside_a_plate")
 
     def variance():
-        draws = jax.vmap(gradient_of(legrad.ScoreFunction(), row))(jax.random.split(jax.random.key(0), 4000))
+        many = jax.jit(jax.vmap(gradient_of(legrad.ScoreFunction(), row)))
+        draws = many(jax.random.split(jax.random.key(0), 4000))
         return np.mean([np.var(leaf, 0).mean() for leaf in jax.tree.leaves(draws)])
 
     kept = variance()
@@ -113,10 +114,10 @@ def test_trap_2_pivots_share_one_subsample():
             numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("lz", jnp.zeros(4), event_dim=0)))
         numpyro.sample("g", dist.Bernoulli(logits=numpyro.param("lg", 0.0)))
 
+    loss = jax.jit(lambda key: LOCAL(num_pivots=8).loss(key, row.params, row.model, guide, 2))
     for seed in range(6):
         met.clear()
-        loss = LOCAL(num_pivots=8).loss(jax.random.key(seed), row.params, row.model, guide, 2)
-        jax.block_until_ready(loss)
+        jax.block_until_ready(loss(jax.random.key(seed)))
         jax.effects_barrier()
         assert len(set(met)) == 1, "pivots of one step saw different subsamples"
 
@@ -153,7 +154,8 @@ def test_trap_3_recomputed_children_are_in_nobodys_blanket(continuous, monkeypat
     row = _narrow_child(0.02)
 
     def variance(**settings):
-        draws = jax.vmap(gradient_of(LOCAL(**settings), row))(jax.random.split(jax.random.key(0), 20_000))
+        many = jax.jit(jax.vmap(gradient_of(LOCAL(**settings), row)))
+        draws = many(jax.random.split(jax.random.key(0), 20_000))
         return float(np.var(draws["l"]))
 
     assert agrees(row, LOCAL(continuous=continuous))
@@ -243,7 +245,8 @@ def test_trap_6_reparameterized_is_the_total_derivative():
         numpyro.sample("x", dist.Normal(numpyro.param("m", 0.0), jnp.exp(numpyro.param("s", 0.0))))
 
     row = Row("", model, guide, {"m": jnp.array(0.0), "s": jnp.array(0.0)})
-    draws = np.stack([gradient(row, legrad.Reparameterized(), k) for k in range(200)])
+    many = jax.jit(jax.vmap(gradient_of(legrad.Reparameterized(), row)))
+    draws = np.stack(jax.tree.leaves(many(jax.random.split(jax.random.key(0), 200))), axis=1)
     assert draws.std(0).max() > 0.1
 
 
