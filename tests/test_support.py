@@ -122,7 +122,7 @@ def test_finite_gradients_are_exact():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda n: dist.Binomial(n, 0.3), "`total_count` as a Python int"),
+        (lambda n: dist.Binomial(n, 0.3), "give `total_count` to the model as a constant"),
         (lambda n: dist.BetaBinomial(1.0, 1.0, n), "BetaBinomial has a traced `total_count`"),
         (lambda n: dist.DiscreteUniform(0, n), "DiscreteUniform has a traced `high`"),
         (
