@@ -101,8 +101,9 @@ class LocalExpectation(Estimator):
         here = evaluate(x)
         cuts = {n: self._cut(here.factors[n], children[n]) for n in local}
         moving = partial(problem.stopped().evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
-        changes = self._changes(moving, x, {n: cuts[n] for n in tips})
-        changes |= self._changes(moving, held, {n: cuts[n] for n in local if n not in tips}, any(children.values()))
+        changes = self._changes(here, moving, x, {n: cuts[n] for n in tips}, False)
+        others = {n: cuts[n] for n in local if n not in tips}
+        changes |= self._changes(here, moving, held, others, any(children.values()))
 
         scores, alarms = {}, Alarms({}, {})
         costs = Costs(held, parents, evaluate)
@@ -138,21 +139,26 @@ class LocalExpectation(Estimator):
 
     def _changes(
         self,
+        here: Evaluation,
         evaluate: Callable[[dict[str, jax.Array]], Evaluation],
         fixed: dict[str, jax.Array],
         cuts: dict[str, Cut],
-        with_log_q: bool = False,
+        with_log_q: bool,
     ) -> dict[str, Change]:
         """f and log q with one element changed, minus their values at the pivot."""
         if not cuts:
             return {}
 
-        def terms(moved: dict[str, jax.Array]) -> tuple[Any, Any]:
-            there = evaluate(fixed | moved)
+        def terms(there: Evaluation) -> tuple[Any, Any]:
             return there.terms(), {n: there.factors[n].log_prob() for n in fixed} if with_log_q else {}
 
-        moved = {n: cut.moved for n, cut in cuts.items()}
-        changes = single_site_differences(terms, {n: fixed[n] for n in cuts}, moved, self.method)
+        changes = single_site_differences(
+            lambda moved: terms(evaluate(fixed | moved)),
+            {n: fixed[n] for n in cuts},
+            {n: cut.moved for n, cut in cuts.items()},
+            self.method,
+            at_pivot=jax.tree.map(stop_gradient, terms(here)),
+        )
         return {n: Change(*(sum(parts.values()) for parts in change)) for n, change in changes.items()}
 
 

@@ -40,14 +40,21 @@ def single_site(
 
 
 def single_site_differences(
-    f: Callable[[Any], Any], x: Any, candidates: Any, method: str = "auto", *, memory: int = MEMORY
+    f: Callable[[Any], Any],
+    x: Any,
+    candidates: Any,
+    method: str = "auto",
+    *,
+    memory: int = MEMORY,
+    at_pivot: Any = None,
 ) -> Any:
     """As `single_site`, minus f(x), computed as a difference: accurate where f is a sum of many terms.
 
-    The arguments are those of `single_site`. Differences are taken term by term where `f` returns arrays of terms.
+    The arguments are those of `single_site`, and `at_pivot`, the value f(x) where it is known already. Differences
+    are taken term by term where `f` returns arrays of terms.
     """
     _check(x, candidates, method)
-    return brute(f, x, candidates, memory=memory, pivot=f(x))
+    return brute(f, x, candidates, memory=memory, pivot=f(x) if at_pivot is None else at_pivot)
 
 
 def _check(x: Any, candidates: Any, method: str) -> None:
