@@ -10,6 +10,7 @@ estimator needs, at the pivot and at any candidate:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -228,7 +229,10 @@ class Problem:
 
     def _run_guide(self, values: Mapping[str, jax.Array], noise: Noise, *layers: Messenger) -> dict[str, Any]:
         data = {**self.params, **values}
-        with handlers.trace() as trace, _Stack(layers), _Keys(noise), handlers.substitute(data=data):
+        with ExitStack() as stack:
+            trace = stack.enter_context(handlers.trace())
+            for layer in (*layers, _Keys(noise), handlers.substitute(data=data)):
+                stack.enter_context(layer)
             self.guide(*self.args, **self.kwargs)
         _reject_mutable(trace, "guide")
         return trace
@@ -250,22 +254,6 @@ class Problem:
         _check_match(trace, latents)
         observed = {name: _observation(site) for name, site in _sites(trace) if site["is_observed"]}
         return {name: _site_log_prob(site) for name, site in _sites(trace)}, observed
-
-
-class _Stack(Messenger):
-    """Several handlers entered as one."""
-
-    def __init__(self, layers: tuple[Messenger, ...]) -> None:
-        super().__init__(None)
-        self.layers = layers
-
-    def __enter__(self) -> None:
-        for layer in self.layers:
-            layer.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for layer in reversed(self.layers):
-            layer.__exit__(*error)
 
 
 def _stop(x: Any) -> Any:
