@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as jex
 
 Literal = jex.Literal
@@ -31,6 +34,29 @@ def wrapped_program(eqn: Any) -> tuple[Any, list[Any]] | None:
     return getattr(program, "jaxpr", program), list(getattr(program, "consts", ()))
 
 
+def literal(atom: Any) -> Any:
+    """The number that a literal stands for, with its own type."""
+    return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom.val, bool | int | float) else atom.val
+
+
 def is_concrete(x: Any) -> bool:
     """Whether the numbers in `x` can be read now, outside any compiled program."""
     return not isinstance(x, Tracer)
+
+
+def run(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """Run one equation of a jaxpr."""
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def source_line(eqn: Any) -> str:
+    """The user's line of code that an equation comes from, as "file.py:12 (function)"; empty where unknown."""
+    from jax._src import source_info_util
+
+    try:
+        frame = source_info_util.user_frame(eqn.source_info.traceback)
+    except Exception:  # a report must not fail for want of a line number
+        return ""
+    return "" if frame is None else f"{Path(frame.file_name).name}:{frame.start_line}"

@@ -30,7 +30,7 @@ def interpret(
     env.update(zip(jaxpr.invars, inputs, strict=True))
 
     def read(atom: Any) -> Any:
-        return lift(atom.val) if isinstance(atom, _compat.Literal) else env[atom]
+        return lift(_compat.literal(atom)) if isinstance(atom, _compat.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]

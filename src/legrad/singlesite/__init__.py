@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from legrad.singlesite.auto import auto
 from legrad.singlesite.brute import brute
 
 METHODS = ("auto", "brute")
-MEMORY = 1 << 28  # bytes of intermediate values held at once
+MEMORY = 1 << 29  # bytes of intermediate values held at once
 
 
 def single_site(
@@ -36,7 +37,10 @@ def single_site(
         Array([[4., 1.]], dtype=float32)
     """
     _check(x, candidates, method)
-    return brute(f, x, candidates, memory=memory)
+    if method == "brute":
+        return brute(f, x, candidates, memory=memory)
+    here, changes = auto(f, x, candidates, memory=memory)
+    return jax.tree.map(lambda change: jax.tree.map(jnp.add, here, change), changes, is_leaf=_is_result(here))
 
 
 def single_site_differences(
@@ -54,7 +58,14 @@ def single_site_differences(
     are taken term by term where `f` returns arrays of terms.
     """
     _check(x, candidates, method)
+    if method == "auto":
+        return auto(f, x, candidates, memory=memory)[1]
     return brute(f, x, candidates, memory=memory, pivot=f(x) if at_pivot is None else at_pivot)
+
+
+def _is_result(here: Any) -> Callable[[Any], bool]:
+    structure = jax.tree.structure(here)
+    return lambda tree: bool(jax.tree.structure(tree) == structure)
 
 
 def _check(x: Any, candidates: Any, method: str) -> None:

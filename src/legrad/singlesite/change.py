@@ -1,0 +1,334 @@
+"""How a value changes when one element of a latent does, for all elements and candidates at once.
+
+    Lazy:  value + Σ over pieces of (product of factors)     linear, or polynomial, in the change
+    New:   the value itself, at the positions that are touched
+
+A factor seldom has both the candidates' axis and those of the value: a sum over the value's axes then costs nothing
+for each candidate. The first nonlinear function of such a value makes it New.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from legrad.singlesite.labelled import Axis, E, Labelled, M, Order, V, arrange
+from legrad.singlesite.layout import Layout, from_keys, keys, rows, union
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A product of factors, zero wherever the layout does not reach."""
+
+    layout: Layout
+    factors: tuple[Labelled, ...]
+
+    def has(self, *axes: Axis) -> bool:
+        """Whether a factor varies along one of these axes."""
+        return any(axis in factor.axes for factor in self.factors for axis in axes)
+
+
+@dataclass(frozen=True, eq=False)
+class Lazy:
+    """A change as a sum of pieces."""
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class New:
+    """The changed value, where the layout reaches; elsewhere it is as at the pivot."""
+
+    layout: Layout
+    value: Labelled
+
+
+Change = Lazy | New
+
+
+@dataclass
+class Site:
+    """The latent whose elements change, and how its changes are to be laid out.
+
+    Attributes:
+        shape: the latent's shape.
+        sizes: how many candidates and elements are followed at once, by axis; less than all where blocks run in turn.
+        starts: where the block begins, by axis.
+        order: the order of axes in memory.
+        sparse: whether lists of entries may be used.
+    """
+
+    shape: tuple[int, ...]
+    sizes: dict[Axis, int]
+    starts: dict[Axis, Any] = field(default_factory=dict)
+    order: Order = field(default_factory=Order)
+    sparse: bool = True
+
+    def index(self, j: int) -> Labelled:
+        """The elements' own index along axis j of the latent."""
+        count = jnp.arange(self.sizes[E(j)], dtype=jnp.int32)
+        return Labelled(count + jnp.asarray(self.starts.get(E(j), 0), jnp.int32), (E(j),))
+
+    def position(self, layout: Layout, a: int, size: int) -> Labelled:
+        """The position along axis a of every place that a layout touches."""
+        w = layout.where[a]
+        if w is None:
+            return Labelled(jnp.arange(size, dtype=jnp.int32), (V(a),))
+        if isinstance(w, int):
+            return self.index(w)
+        assert layout.entries is not None
+        return Labelled(jnp.asarray(layout.entries.positions[a]), (M,))
+
+    def union(self, layouts: Sequence[Layout], value_shape: tuple[int, ...], free: Collection[int] = ()) -> Layout:
+        """The least layout that touches whatever one of several does."""
+        return union(layouts, self.shape, value_shape, free=free, sparse=self.sparse)
+
+    def take(self, base: Any, layout: Layout) -> Labelled:
+        """Read an array at the places that a layout touches. Axes of size 1 count as absent."""
+        base = jnp.asarray(base)
+        names: list[Axis | None] = [V(a) for a in range(base.ndim)]
+        listed = [a for a in layout.listed() if a < base.ndim and base.shape[a] > 1]
+        for a in range(base.ndim):
+            w = layout.where[a]
+            if base.shape[a] == 1:
+                names[a] = None
+            elif isinstance(w, int):
+                names[a] = E(w)
+                if E(w) in self.starts:
+                    base = jax.lax.dynamic_slice_in_dim(base, self.starts[E(w)], self.sizes[E(w)], axis=a)
+        if listed:
+            assert layout.entries is not None
+            rest = [a for a in range(base.ndim) if a not in listed]
+            moved = jnp.transpose(base, [*listed, *rest])
+            where = tuple(layout.entries.positions[a] for a in listed)
+            base = moved.at[where].get(mode="promise_in_bounds", unique_indices=False)
+            names = [M, *(names[a] for a in rest)]
+        base = jnp.squeeze(base, tuple(i for i, name in enumerate(names) if name is None))
+        kept = [name for name in names if name is not None]
+        for name in set(kept):
+            while kept.count(name) > 1:  # two axes at the element's own index: the diagonal
+                first = kept.index(name)
+                second = kept.index(name, first + 1)
+                base = jnp.diagonal(base, axis1=first, axis2=second)
+                kept = [*(n for i, n in enumerate(kept) if i not in (first, second)), name]
+        return Labelled(base, tuple(kept))
+
+    def rebase(self, array: Labelled, old: Layout, new: Layout, value_shape: tuple[int, ...]) -> Labelled:
+        """An array of one layout on a wider one. Where the old layout does not reach it holds anything finite."""
+        return self._rebase(array, old, new, value_shape)[0]
+
+    def reached(self, old: Layout, new: Layout, value_shape: tuple[int, ...]) -> Labelled | None:
+        """Where in a wider layout the old one reaches; None if everywhere."""
+        mask = self._rebase(Labelled(jnp.ones((), bool), ()), old, new, value_shape)[1]
+        entries = new.entries if new.entries is not None else old.entries
+        covered = () if entries is None else entries.elements
+        for a, w in enumerate(old.where):
+            if isinstance(w, int) and w not in covered and new.where[a] is None and value_shape[a] > 1:
+                own = self.order.combine(jnp.equal, self.index(w), self.position(new, a, value_shape[a]))
+                mask = own if mask is None else self.order.combine(jnp.logical_and, mask, own)
+        return mask
+
+    def _rebase(
+        self, array: Labelled, old: Layout, new: Layout, value_shape: tuple[int, ...]
+    ) -> tuple[Labelled, Labelled | None]:
+        if old.entries is None and new.entries is None or old.same_as(new):
+            return array, None
+        entries = new.entries if new.entries is not None else old.entries
+        assert entries is not None
+        covered = sorted(entries.elements)
+        table = rows(old, self.shape, covered)
+        data, rest = self._to_rows(array, table, old, covered)
+        freed = [a for a in table.positions if new.where[a] is None and value_shape[a] > 1]
+        listed = new.listed()
+        target = keys(table, covered, listed, self.shape, value_shape)
+        if new.entries is not None:
+            found = keys(rows(new, self.shape, covered), covered, listed, self.shape, value_shape)
+            target, count = np.searchsorted(found, target), len(found)
+        else:
+            count = math.prod(self.shape[j] for j in covered)
+        shape = (count, *(value_shape[a] for a in freed))
+        flat = np.ravel_multi_index([target, *(table.positions[a] for a in freed)], shape)
+        data, mask = _place(data, flat, math.prod(shape), rest[:1] == (M,))
+        if new.entries is not None:
+            lead: list[Axis] = [M, *map(V, freed)]
+            full: tuple[int, ...] = shape
+        else:
+            lead = [*map(E, covered), *map(V, freed)]
+            full = (*(self.shape[j] for j in covered), *shape[1:])
+        present = None if mask is None else _drop_unit(Labelled(jnp.asarray(mask.reshape(full)), tuple(lead)))
+        if rest[:1] == (M,):
+            moved = Labelled(data.reshape(*full, *data.shape[1:]), (*lead, *rest[1:]))
+            return _drop_unit(moved), present
+        return Labelled(data, rest), present
+
+    def _to_rows(
+        self, array: Labelled, table: Any, old: Layout, covered: Sequence[int]
+    ) -> tuple[jax.Array, tuple[Axis, ...]]:
+        """An array with its entries, and the axes of the latent that are to be covered, as one leading axis."""
+        index: dict[Axis, np.ndarray] = {}
+        if M in array.axes:
+            index[M] = table.source
+        own = () if old.entries is None else old.entries.elements
+        index |= {E(j): table.elements[j] for j in covered if j not in own and E(j) in array.axes}
+        if not index:
+            return array.data, array.axes
+        rest = tuple(axis for axis in array.axes if axis not in index)
+        data = arrange(array, [*index, *rest])
+        return data.at[tuple(index.values())].get(mode="promise_in_bounds"), (M, *rest)
+
+    # --- forms ---------------------------------------------------------------------------------------------
+
+    def product(self, piece: Piece, layout: Layout, value_shape: tuple[int, ...]) -> Labelled:
+        """A piece multiplied out on a wider layout, zero where it does not reach."""
+        array = self.rebase(self.order.multiply(piece.factors), piece.layout, layout, value_shape)
+        mask = self.reached(piece.layout, layout, value_shape)
+        if mask is None:
+            return array
+        return self.order.combine(lambda m, v: jnp.where(m, v, jnp.zeros((), v.dtype)), mask, array)
+
+    def as_new(self, change: Change, base: Any, layout: Layout) -> Labelled:
+        """The changed value at the places of a layout that is no narrower than its own."""
+        shape, here = jnp.shape(base), self.take(base, layout)
+        if isinstance(change, New):
+            return self.overlay(here, change.value, change.layout, layout, shape)
+        total = here
+        for piece in change.pieces:
+            total = self.order.combine(jnp.add, total, self.product(piece, layout, shape))
+        return total
+
+    def overlay(self, under: Labelled, value: Labelled, old: Layout, new: Layout, shape: tuple[int, ...]) -> Labelled:
+        """`value` where the old layout reaches, `under` elsewhere."""
+        array, mask = self.rebase(value, old, new, shape), self.reached(old, new, shape)
+        return array if mask is None else self.order.combine(jnp.where, mask, array, under)
+
+    def as_lazy(self, change: Change, base: Any) -> Lazy:
+        """The change as a difference."""
+        if isinstance(change, Lazy):
+            return change
+        here = self.take(base, change.layout)
+        return Lazy((Piece(change.layout, (self.order.combine(jnp.subtract, change.value, here),)),))
+
+    def layouts(self, change: Change) -> list[Layout]:
+        """The layouts of all parts of a change."""
+        return [change.layout] if isinstance(change, New) else [piece.layout for piece in change.pieces]
+
+    def tidy(self, pieces: Sequence[Piece]) -> Lazy:
+        """Add up the pieces that are small: alike in layout, and constant along the axes of the value."""
+        done: list[Piece] = []
+        for piece in pieces:
+            small = not any(factor.has("v") for factor in piece.factors)
+            piece = Piece(piece.layout, self.grouped(piece.factors))
+            for i, other in enumerate(done):
+                alike = small and not any(factor.has("v") for factor in other.factors)
+                if alike and other.layout.same_as(piece.layout):
+                    total = self.order.combine(jnp.add, *(self.order.multiply(p.factors) for p in (other, piece)))
+                    done[i] = Piece(piece.layout, (total,))
+                    break
+            else:
+                done.append(piece)
+        return Lazy(tuple(done))
+
+    def loosen(self, change: Change, base: Any, axes: Collection[int]) -> Change:
+        """The change without lists along axes of size 1, which are about to go."""
+        listed = {a for layout in self.layouts(change) for a in layout.listed() if a in axes}
+        if not listed:
+            return change
+        shape = tuple(base.shape)
+        if isinstance(change, Lazy):
+            return Lazy(tuple(self.sum_entries(piece, listed, shape) for piece in change.pieces))
+        layout = self.union([change.layout], shape, listed)
+        return New(layout, self.as_new(change, base, layout))
+
+    def broadcast(self, change: Change, base: Any, into: Sequence[int], shape: tuple[int, ...]) -> Change:
+        """The change of a value with more axes, or longer ones, along which it is constant.
+
+        Args:
+            change: of the value.
+            base: the value at the pivot.
+            into: the new number of each axis.
+            shape: the new shape.
+        """
+        passed = {a: b for a, b in enumerate(into) if base.shape[a] == shape[b]}
+        change = self.loosen(change, base, [a for a in range(base.ndim) if a not in passed])
+        names = {V(a): V(b) for a, b in passed.items()}
+
+        def broad(layout: Layout) -> Layout:
+            where: list[Any] = [None] * len(shape)
+            for a, b in passed.items():
+                where[b] = layout.where[a]
+            return layout.rename(where, passed)
+
+        if isinstance(change, New):
+            return New(broad(change.layout), change.value.rename(names))
+        pieces = [Piece(broad(p.layout), tuple(f.rename(names) for f in p.factors)) for p in change.pieces]
+        return Lazy(tuple(pieces))
+
+    def grouped(self, factors: Sequence[Labelled]) -> tuple[Labelled, ...]:
+        """The factors without axes of the value as one, and those with the same axes as one."""
+        groups: dict[Any, list[Labelled]] = {}
+        for factor in factors:
+            groups.setdefault(frozenset(factor.axes) if factor.has("v") else None, []).append(factor)
+        return tuple(self.order.multiply(group) for group in groups.values())
+
+    def sum_entries(self, piece: Piece, gone: Collection[int], value_shape: tuple[int, ...]) -> Piece:
+        """Add up the entries of an element that differ only along axes that are gone. Those axes stay, as free."""
+        layout = piece.layout
+        gone = [a for a in layout.listed() if a in gone]
+        if not gone or layout.entries is None:
+            return piece
+        covered = sorted(layout.entries.elements)
+        kept = [a for a in layout.listed() if a not in gone]
+        table = rows(layout, self.shape, covered)
+        key = keys(table, covered, kept, self.shape, value_shape)
+        array = self.order.multiply(piece.factors)
+        if M not in array.axes:
+            array = self.order.combine(jnp.multiply, array, Labelled(jnp.ones(len(key), array.data.dtype), (M,)))
+        rest = tuple(axis for axis in array.axes if axis != M)
+        data = arrange(array, [M, *rest])
+        where = [None if a in gone else w for a, w in enumerate(layout.where)]
+        if kept:
+            found, target = np.unique(key, return_inverse=True)
+            entries = from_keys(found, covered, kept, self.shape, value_shape)
+            data = _sum_into(data, target.reshape(-1), len(found))
+            return Piece(Layout(tuple(where), entries), (Labelled(data, (M, *rest)),))
+        full = tuple(self.shape[j] for j in covered)
+        data = _sum_into(data, key, math.prod(full)).reshape(*full, *data.shape[1:])
+        return Piece(Layout(tuple(where)), (_drop_unit(Labelled(data, (*map(E, covered), *rest))),))
+
+
+def _drop_unit(array: Labelled) -> Labelled:
+    unit = tuple(i for i, n in enumerate(array.data.shape) if n == 1)
+    kept = tuple(axis for i, axis in enumerate(array.axes) if i not in unit)
+    return Labelled(jnp.squeeze(array.data, unit), kept)
+
+
+def _place(data: jax.Array, target: np.ndarray, count: int, has_rows: bool) -> tuple[jax.Array, np.ndarray | None]:
+    """Put row i of `data` in place target[i]; the mask says which places got one, None if all."""
+    source = np.full(count, -1, np.int64)
+    source[target] = np.arange(len(target))
+    mask = source >= 0
+    if has_rows and not (len(target) == count and np.array_equal(source, np.arange(count))):
+        data = data.at[np.maximum(source, 0).astype(np.int32)].get(mode="promise_in_bounds")
+    return data, None if mask.all() else mask
+
+
+def _sum_into(data: jax.Array, target: np.ndarray, count: int) -> jax.Array:
+    """The sum of the rows of `data` for each target, by one gather where the groups are of similar size."""
+    sizes = np.bincount(target, minlength=count)
+    most = int(sizes.max(initial=0))
+    if most <= 1 and len(target) == count and np.array_equal(target, np.arange(count)):
+        return data
+    if most * count > 4 * len(target) + 1024:
+        return jax.ops.segment_sum(data, jnp.asarray(target, jnp.int32), num_segments=count)
+    order = np.argsort(target, kind="stable")
+    place = np.arange(len(target)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    index = np.full((most, count), len(target), np.int32)  # one past the end: a zero
+    index[place, target[order]] = order
+    padded = jnp.concatenate([data, jnp.zeros((1, *data.shape[1:]), data.dtype)])
+    return padded.at[index].get(mode="promise_in_bounds").sum(axis=0, dtype=data.dtype)

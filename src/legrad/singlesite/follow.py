@@ -1,0 +1,143 @@
+"""Follow the changes of one latent through a program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from legrad.singlesite.change import Change, Lazy, New, Site
+from legrad.singlesite.labelled import E, K, Labelled
+from legrad.singlesite.layout import Layout
+from legrad.singlesite.program import Op, Program
+from legrad.singlesite.rules import RULES, Operand, Step, fallback
+from legrad.singlesite.rules.reductions import sum_over
+
+
+@dataclass(frozen=True, eq=False)
+class Met:
+    """An operation as it was met: what became of the change, and how many numbers that took.
+
+    Attributes:
+        op: the operation.
+        changes: of its results.
+        rule: whether a rule was known.
+        numbers: how many numbers the changes hold.
+        bytes: how much memory they take.
+        work: how many multiplications and function values, about.
+        vote: the size of a constant matrix that holds an element's numbers far apart, or minus that of another.
+    """
+
+    op: Op
+    changes: tuple[Change | None, ...]
+    rule: bool
+    numbers: int
+    bytes: int
+    work: int
+    vote: int
+
+
+def follow(
+    program: Program,
+    number: int,
+    values: dict[int, Any],
+    site: Site,
+    candidates: jax.Array,
+    met: Callable[[Met], None] | None = None,
+) -> list[jax.Array]:
+    """The difference of every output, summed over its numbers, for every candidate and element of a block.
+
+    Args:
+        program: the traced function.
+        number: which of its inputs changes.
+        values: every value at the pivot.
+        site: that input's elements, and how to lay out their changes.
+        candidates: the block's candidates, (K, elements).
+        met: told of every operation that the change reaches.
+    """
+    changes: dict[int, Change] = {number: _start(site, candidates, values[number])}
+    for op in program.ops:
+        if not any(i in changes for i in op.inputs):
+            continue
+        operands = {i: Operand(values[i], changes.get(i), partial(program.read, i)) for i in op.inputs}
+        step = Step(site, op.eqn, [operands[i] for i in op.inputs], [values[i] for i in op.outputs])
+        rule = RULES.get(op.name)
+        results = fallback(step) if rule is None else rule(step)
+        for i, change in zip(op.outputs, results, strict=True):
+            if change is not None:
+                changes[i] = change
+        if met is not None:
+            met(_met(op, step, results, rule is not None))
+    return [_total(program, site, i, changes.get(i), values[i]) for i in program.outputs]
+
+
+def _start(site: Site, candidates: jax.Array, base: jax.Array) -> Change:
+    """The latent itself: an element touches its own position."""
+    rank = len(site.shape)
+    layout = Layout(tuple(None if n == 1 else j for j, n in enumerate(site.shape)))
+    axes = [K, *(E(j) for j in range(rank))]
+    unit = tuple(i for i, n in enumerate(candidates.shape) if n == 1 and (i == 0 or site.shape[i - 1] == 1))
+    kept = tuple(axis for i, axis in enumerate(axes) if i not in unit)
+    value = Labelled(candidates.squeeze(unit), kept)
+    change = New(layout, value)
+    if jnp.issubdtype(base.dtype, jnp.floating) or base.dtype in (jnp.int32, jnp.int64):
+        return site.as_lazy(change, base)
+    return change
+
+
+def _total(program: Program, site: Site, number: int, change: Change | None, base: Any) -> jax.Array:
+    full = [site.sizes[K], *(site.sizes[E(j)] for j in range(len(site.shape)))]
+    dtype = jnp.sum(base).dtype
+    if change is None:
+        return jnp.zeros(full, dtype)
+    if base.dtype != dtype and isinstance(change, New):
+        base = base.astype(dtype)
+        change = New(change.layout, Labelled(change.value.data.astype(dtype), change.value.axes))
+    step = Step(site, None, [Operand(base, change, lambda: None)], [base])
+    pieces = sum_over(step, site.as_lazy(change, base).pieces, range(base.ndim), tuple(base.shape))
+    axes = [K, *(E(j) for j in range(len(site.shape)))]
+    total = jnp.zeros(full, dtype)
+    for piece in pieces:
+        array = site.order.multiply(piece.factors)
+        missing = [axis for axis in axes if axis not in array.axes]
+        data = jnp.transpose(array.data, [array.axes.index(axis) for axis in axes if axis in array.axes])
+        total = total + jnp.expand_dims(data, [axes.index(axis) for axis in missing]).astype(dtype)
+    return total
+
+
+def _met(op: Op, step: Step, results: list[Change | None], rule: bool) -> Met:
+    numbers = total = 0
+    for change in results:
+        arrays = []
+        if isinstance(change, New):
+            arrays = [change.value]
+        elif isinstance(change, Lazy):
+            arrays = [factor for piece in change.pieces for factor in piece.factors]
+        numbers += sum(array.data.size for array in arrays)
+        total += sum(array.data.size * array.data.dtype.itemsize for array in arrays)
+    return Met(op, tuple(results), rule, numbers, total, numbers * _depth(op), _vote(op, step))
+
+
+def _depth(op: Op) -> int:
+    """How many multiplications one number of a result takes."""
+    if op.name != "dot_general":
+        return 1
+    (contract, _), _ = op.eqn.params["dimension_numbers"]
+    return math.prod(op.eqn.invars[0].aval.shape[a] for a in contract)
+
+
+def _vote(op: Op, step: Step) -> int:
+    """Columns of a row-major matrix are read best with the elements side by side, rows with the values so."""
+    if op.name != "dot_general" or len(step.changing()) != 1:
+        return 0
+    side = 0 if step.operands[0].change is None else 1  # of the constant
+    contract, _ = op.eqn.params["dimension_numbers"]
+    shape = step.operands[side].shape
+    if not contract[side] or len(shape) < 2:
+        return 0
+    return math.prod(shape) * (1 if contract[side][-1] == len(shape) - 1 else -1)

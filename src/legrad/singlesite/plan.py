@@ -1,0 +1,125 @@
+"""How a program's one-element changes are to be run: lists or not, order of axes, blocks that fit the memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from legrad.singlesite.change import Site
+from legrad.singlesite.follow import Met, follow
+from legrad.singlesite.labelled import Axis, E, K, Order
+from legrad.singlesite.program import Program
+from legrad.singlesite.rules.elementwise import RULES as ELEMENTWISE
+
+IN_PASSING = {*ELEMENTWISE, "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "broadcast_in_dim", "reshape", "squeeze"}
+
+
+@dataclass
+class Plan:
+    """What a dry run found, and what follows from it.
+
+    Attributes:
+        site_shape: the latent's shape.
+        sizes: how many candidates and elements a block holds, by axis.
+        blocked: the axes that are run in blocks.
+        sparse: whether lists of entries are used.
+        values_first: the order of axes in memory.
+        met: the operations that the change reaches.
+        peak: bytes held at once by one block, about.
+    """
+
+    site_shape: tuple[int, ...]
+    sizes: dict[Axis, int]
+    blocked: tuple[Axis, ...] = ()
+    sparse: bool = True
+    values_first: bool = False
+    met: list[Met] = field(default_factory=list)
+    peak: int = 0
+
+    def site(self, starts: dict[Axis, Any] | None = None) -> Site:
+        """The site of one block."""
+        return Site(self.site_shape, self.sizes, starts or {}, Order(self.values_first), self.sparse)
+
+
+def make_plan(program: Program, number: int, values: dict[int, Any], count: int, memory: int) -> Plan:
+    """Plan the changes of one input with `count` candidates."""
+    shape = program.shapes[number]
+    full = {K: count} | {E(j): n for j, n in enumerate(shape)}
+    plan = _dry_run(program, number, values, Plan(shape, full))
+    if plan.peak > memory:
+        plan = _fit_memory(program, number, values, plan, memory)
+    plan.values_first = sum(met.vote for met in plan.met) > 0
+    return plan
+
+
+def _fit_memory(program: Program, number: int, values: dict[int, Any], plan: Plan, memory: int) -> Plan:
+    free = _regular(plan)
+    if not free and plan.site_shape:
+        # Lists of entries cover every axis, so there is none to cut: without them there is.
+        plan = _dry_run(program, number, values, Plan(plan.site_shape, plan.sizes, sparse=False))
+        free = _regular(plan)
+    for axis in [*sorted(free, key=lambda axis: -plan.sizes[axis]), K]:
+        if plan.peak <= memory:
+            break
+        size = max(1, int(plan.sizes[axis] * memory / plan.peak))
+        if size < plan.sizes[axis]:
+            sizes = plan.sizes | {axis: size}
+            plan = Plan(plan.site_shape, sizes, (*plan.blocked, axis), plan.sparse)
+            plan = _dry_run(program, number, values, plan)
+    return plan
+
+
+def _regular(plan: Plan) -> list[Axis]:
+    """The latent's axes that no list of entries covers."""
+    site = plan.site()
+    listed = set()
+    for met in plan.met:
+        for change in met.changes:
+            for layout in [] if change is None else site.layouts(change):
+                listed |= set() if layout.entries is None else set(layout.entries.elements)
+    return [E(j) for j, n in enumerate(plan.site_shape) if j not in listed and n > 1]
+
+
+def _dry_run(program: Program, number: int, values: dict[int, Any], plan: Plan) -> Plan:
+    """Trace the changes without computing them: what they would hold, and the most at one time."""
+    met: list[Met] = []
+    block = tuple(plan.sizes[axis] for axis in (K, *(E(j) for j in range(len(plan.site_shape)))))
+    starts = [jax.ShapeDtypeStruct((), jnp.int32) for _ in plan.blocked]
+
+    def trace(candidates: Any, starts: Any) -> Any:
+        site = plan.site(dict(zip(plan.blocked, starts, strict=True)))
+        return follow(program, number, values, site, candidates, met.append)
+
+    jax.eval_shape(trace, jax.ShapeDtypeStruct(block, program.dtypes[number]), starts)
+    plan.met, plan.peak = met, _peak(program, met)
+    return plan
+
+
+def _peak(program: Program, met: list[Met]) -> int:
+    """The most that the changes take at one time.
+
+    What only elementwise functions and sums use, XLA computes in passing; of that, two arrays are allowed for. The
+    rest is held until it is last used.
+    """
+    last: dict[int, int] = {}
+    passing = {i for m in met for i in m.op.outputs} - set(program.outputs)
+    for at, op in enumerate(program.ops):
+        last.update(dict.fromkeys(op.inputs, at))
+        if op.name not in IN_PASSING:
+            passing.difference_update(op.inputs)
+    place = {id(op): at for at, op in enumerate(program.ops)}
+    held: dict[int, int] = {}
+    peak = largest = 0
+    for m in met:
+        size = m.bytes // len(m.op.outputs)
+        for i in m.op.outputs:
+            if i in passing:
+                largest = max(largest, size)
+            else:
+                held[i] = size
+        peak = max(peak, sum(held.values()))
+        held = {i: size for i, size in held.items() if last.get(i, -1) > place[id(m.op)]}
+    return peak + 2 * largest

@@ -1,0 +1,131 @@
+"""A traced function as a flat list of operations: nested programs inlined, every value with a number of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from legrad import _compat
+from legrad.interpreter import interpret
+from legrad.known import read
+
+class Op(NamedTuple):
+    """One equation; its operands and results by number."""
+
+    eqn: Any
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The primitive's name."""
+        return str(self.eqn.primitive.name)
+
+
+class Program:
+    """`f` traced once at `x`.
+
+    Args:
+        f: a function of a pytree of arrays that returns a pytree of arrays.
+        x: its argument.
+    """
+
+    def __init__(self, f: Callable[[Any], Any], x: Any) -> None:
+        closed, shapes = jax.make_jaxpr(f, return_shape=True)(x)
+        self.structure = jax.tree.structure(shapes)
+        self.ops: list[Op] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.dtypes: list[Any] = []
+        self.constants: dict[int, Any] = {}
+        self._made: dict[int, Op] = {}
+        self._read: dict[int, Any] = {}
+        self.inputs = [self._number(v.aval) for v in closed.jaxpr.invars]
+        self.outputs = interpret(closed.jaxpr, closed.consts, self.inputs, self._append, self._constant)
+        self._drop_dead()
+
+    def _drop_dead(self) -> None:
+        """Keep the operations that an output needs."""
+        needed, kept = set(self.outputs), []
+        for op in reversed(self.ops):
+            if op.eqn.effects or not needed.isdisjoint(op.outputs):
+                kept.append(op)
+                needed.update(op.inputs)
+        self.ops = kept[::-1]
+
+    def _number(self, aval: Any) -> int:
+        self.shapes.append(tuple(aval.shape))
+        self.dtypes.append(aval.dtype)
+        return len(self.shapes) - 1
+
+    def _constant(self, value: Any) -> int:
+        number = self._number(jax.typeof(value))
+        self.constants[number] = value
+        return number
+
+    def _append(self, eqn: Any, operands: list[int]) -> list[int]:
+        if self._never_nan(eqn, operands):
+            return [operands[1]]
+        op = Op(eqn, tuple(operands), tuple(self._number(v.aval) for v in eqn.outvars))
+        self.ops.append(op)
+        self._made.update(dict.fromkeys(op.outputs, op))
+        return list(op.outputs)
+
+    def _never_nan(self, eqn: Any, operands: list[int]) -> bool:
+        """Whether this is the test for NaN in `logaddexp` where one side is a finite constant, as in `softplus`.
+
+        There the tested difference is NaN only where the untested result is NaN too. XLA does not see that, and
+        keeps the test inside the innermost loop, which costs several times the rest.
+        """
+        test = self._made.get(operands[0]) if eqn.primitive.name == "select_n" else None
+        if test is None or test.name != "ne" or test.inputs[0] != test.inputs[1] or len(operands) != 3:
+            return False
+        difference, other, result = (self._made.get(i) for i in (test.inputs[0], operands[2], operands[1]))
+        if difference is None or difference.name != "sub" or other is None or other.name != "add":
+            return False
+        sides = set(difference.inputs)
+        if set(other.inputs) != sides or result is None or result.name != "add":
+            return False
+        larger = [self._made.get(i) for i in result.inputs]
+        if not any(op is not None and op.name == "max" and set(op.inputs) == sides for op in larger):
+            return False
+        finite = [self.constants[i] for i in sides if i in self.constants]
+        return any(np.size(c) == 1 and _compat.is_concrete(c) and bool(np.isfinite(c)) for c in finite)
+
+    def evaluate(self, x: list[Any]) -> dict[int, Any]:
+        """Every value of the program at `x`."""
+        values = dict(self.constants) | dict(zip(self.inputs, x, strict=True))
+        for op in self.ops:
+            values.update(zip(op.outputs, _compat.run(op.eqn, [values[i] for i in op.inputs]), strict=True))
+        return values
+
+    def dependents(self, number: int) -> set[int]:
+        """The values that depend on one input."""
+        found = {number}
+        for op in self.ops:
+            if not found.isdisjoint(op.inputs):
+                found.update(op.outputs)
+        return found
+
+    def read(self, number: int) -> np.ndarray | None:
+        """What a constant holds, where that can be read while tracing; None otherwise."""
+        if number not in self._read:
+            self._read[number] = self._evaluate_now(number)
+        value = self._read[number]
+        return value if value is None else np.asarray(value)
+
+    def _evaluate_now(self, number: int) -> Any:
+        if number in self.constants:
+            return read(self.constants[number])
+        op = self._made.get(number)
+        if op is None or op.eqn.effects:
+            return None
+        operands = [self.read(i) for i in op.inputs]
+        if any(x is None for x in operands):
+            return None
+        with jax.ensure_compile_time_eval():
+            results = _compat.run(op.eqn, operands)
+        self._read.update(zip(op.outputs, results, strict=True))
+        return self._read[number]

@@ -1,0 +1,193 @@
+"""Elementwise primitives: nonlinear ones act where the change reaches, linear ones keep a sum of products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from legrad import _compat
+from legrad.singlesite.change import Change, Lazy, New, Piece
+from legrad.singlesite.labelled import K, Labelled
+from legrad.singlesite.rules.operand import Operand, Rule, Step
+from legrad.singlesite.rules.products import multiply_pieces
+
+_MOST_PIECES = 8
+
+
+def nonlinear(step: Step) -> list[Change | None]:
+    """Any elementwise primitive: evaluated at the places that one of the operands' changes touches."""
+    site = step.site
+    layout = site.union([x for o in step.changing() for x in site.layouts(o.change)], step.shape)  # type: ignore[arg-type]
+    arrays = []
+    for x in step.operands:
+        arrays.append(site.take(x.base, layout) if x.change is None else site.as_new(x.change, x.base, layout))
+    dtypes = [x.base.dtype for x in step.operands]
+    cast = [Labelled(a.data.astype(d), a.axes) for a, d in zip(arrays, dtypes, strict=True)]
+    results: list[Any] = []
+
+    def run(*values: Any) -> Any:
+        results.extend(_compat.run(step.eqn, values))
+        return results[0]
+
+    first = site.order.combine(run, *cast)
+    return [New(layout, Labelled(r, first.axes)) for r in results]
+
+
+def _negated(step: Step, pieces: Sequence[Piece]) -> list[Piece]:
+    return [Piece(p.layout, (Labelled(-p.factors[0].data, p.factors[0].axes), *p.factors[1:])) for p in pieces]
+
+
+def _sum(step: Step, pieces: Sequence[Piece]) -> list[Change | None]:
+    total = step.site.tidy(pieces)
+    return [total] if len(total.pieces) <= _MOST_PIECES else nonlinear(step)
+
+
+def neg(step: Step) -> list[Change | None]:
+    """-x."""
+    return _sum(step, _negated(step, step.pieces(step.operands[0])))
+
+
+def add(step: Step) -> list[Change | None]:
+    """x + y."""
+    return _sum(step, [p for x in step.changing() for p in step.pieces(x)])
+
+
+def sub(step: Step) -> list[Change | None]:
+    """x - y."""
+    x, y = step.operands
+    left = [] if x.change is None else list(step.pieces(x))
+    right = [] if y.change is None else _negated(step, step.pieces(y))
+    return _sum(step, left + right)
+
+
+def identity(step: Step) -> list[Change | None]:
+    """The change as it is."""
+    return [step.operands[0].change]
+
+
+def _scaled(step: Step, x: Operand, by: Any) -> list[Piece]:
+    """The pieces of x, each times a constant array."""
+    pieces = []
+    for p in step.pieces(x):
+        pieces.append(Piece(p.layout, (*p.factors, step.site.take(by, p.layout))))
+    return pieces
+
+
+def mul(step: Step) -> list[Change | None]:
+    """x y: linear in each; with both changing, a polynomial where that saves work."""
+    x, y = step.operands
+    if y.change is None:
+        return _sum(step, _scaled(step, x, y.base))
+    if x.change is None:
+        return _sum(step, _scaled(step, y, x.base))
+    return _polynomial(step, x, y)
+
+
+def _polynomial(step: Step, x: Operand, y: Operand) -> list[Change | None]:
+    first, second = step.pieces(x), step.pieces(y)
+    wide = [any(factor.has("v") for factor in p.factors) for p in (*first, *second)]
+    dense = [any(factor.has("v") and K in factor.axes for factor in p.factors) for p in (*first, *second)]
+    if not any(wide) or any(dense) or len(first) * len(second) > 4:
+        return nonlinear(step)
+    both = [multiply_pieces(step.site, p, q, step.shape) for p in first for q in second]
+    if any(p is None for p in both):
+        return nonlinear(step)
+    if x is y:
+        linear = [Piece(p.layout, (*p.factors, Labelled(jnp.asarray(2, x.base.dtype), ()))) for p in _scaled(step, x, x.base)]
+    else:
+        linear = [*_scaled(step, x, y.base), *_scaled(step, y, x.base)]
+    return _sum(step, [*linear, *(p for p in both if p is not None)])
+
+
+def power(step: Step) -> list[Change | None]:
+    """x², as a product; other powers are nonlinear."""
+    (x,) = step.operands
+    if step.eqn.params.get("y", 2) != 2 or not isinstance(x.change, Lazy):
+        return nonlinear(step)
+    return _polynomial(step, x, x)
+
+
+def div(step: Step) -> list[Change | None]:
+    """x / c."""
+    x, y = step.operands
+    if y.change is not None or not jnp.issubdtype(x.base.dtype, jnp.floating):
+        return nonlinear(step)
+    return _sum(step, _scaled(step, x, 1 / y.base))
+
+
+def convert(step: Step) -> list[Change | None]:
+    """Another type: linear between types that hold a difference."""
+    (x,) = step.operands
+    old, new = x.base.dtype, step.results[0].dtype
+    holds = jnp.issubdtype(old, jnp.floating) or old in (jnp.int32, jnp.int64)
+    widens = jnp.issubdtype(new, jnp.floating) or (new == jnp.int64 and old == jnp.int32)
+    if not (holds and widens):
+        return nonlinear(step)
+    pieces = [
+        Piece(p.layout, tuple(Labelled(f.data.astype(new), f.axes) for f in p.factors)) for p in step.pieces(x)
+    ]
+    return [Lazy(tuple(pieces))]
+
+
+def select(step: Step) -> list[Change | None]:
+    """A choice between operands; linear in them where the predicate is constant."""
+    which, *cases = step.operands
+    if which.change is not None:
+        return nonlinear(step)
+    pieces = []
+    for i, case in enumerate(cases):
+        if case.change is not None:
+            chosen = (which.base == (bool(i) if which.base.dtype == bool else i)).astype(case.base.dtype)
+            pieces += _scaled(step, case, chosen)
+    return _sum(step, pieces)
+
+
+def _broad(step: Step) -> Step:
+    """Primitives broadcast scalars and axes of size 1 by themselves: here that is done first."""
+    operands = []
+    for x in step.operands:
+        if x.change is not None and x.shape != step.shape:
+            into = range(len(x.shape)) if len(x.shape) == len(step.shape) else ()
+            change = step.site.broadcast(x.change, x.base, into, step.shape)
+            x = Operand(jnp.broadcast_to(x.base, step.shape), change, x.read)
+        operands.append(x)
+    same = {id(x): y for x, y in zip(step.operands, operands, strict=True)}
+    return Step(step.site, step.eqn, [same[id(x)] for x in step.operands], step.results)
+
+
+def _always(rule: Rule) -> Rule:
+    return lambda step: rule(_broad(step))
+
+
+def _if_lazy(rule: Rule) -> Rule:
+    """A rule for differences: for a change in that form, of numbers."""
+
+    def either(step: Step) -> list[Change | None]:
+        step = _broad(step)
+        numeric = all(jnp.issubdtype(x.base.dtype, jnp.number) for x in step.changing())
+        return rule(step) if numeric and step.lazy() else nonlinear(step)
+
+    return either
+
+
+NONLINEAR = """abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp conj cos cosh
+digamma eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag is_finite le lgamma log log1p logistic lt
+max min ne nextafter not or polygamma pow random_gamma_grad real reduce_precision regularized_incomplete_beta rem
+round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt tan tanh xor zeta""".split()
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(NONLINEAR, _always(nonlinear)),
+    **dict.fromkeys(["copy", "copy_p", "stop_gradient"], identity),
+    "neg": _if_lazy(neg),
+    "add": _if_lazy(add),
+    "add_any": _if_lazy(add),
+    "sub": _if_lazy(sub),
+    "mul": _if_lazy(mul),
+    "div": _if_lazy(div),
+    "integer_pow": power,
+    "square": power,
+    "convert_element_type": _if_lazy(convert),
+    "select_n": _if_lazy(select),
+}

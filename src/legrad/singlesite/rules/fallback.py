@@ -1,0 +1,84 @@
+"""The batched primitive: exact for anything, at the cost of a change that touches everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from legrad import _compat
+from legrad.singlesite.change import Change, Lazy, New, Piece
+from legrad.singlesite.labelled import Axis, Labelled, V, spread
+from legrad.singlesite.layout import Layout
+from legrad.singlesite.rules.operand import Operand, Step
+
+
+def _batch(step: Step, arrays: list[Labelled]) -> tuple[Axis, ...]:
+    return step.site.order.sort({axis for array in arrays for axis in array.axes if axis[0] != "v"})
+
+
+def _whole(step: Step, array: Labelled, shape: tuple[int, ...], batch: tuple[Axis, ...]) -> Any:
+    """An array with all axes of its value, and one leading axis for the batch."""
+    sizes = {axis: array.size_of(axis) for axis in array.axes} | dict(step.site.sizes)
+    sizes |= {V(a): n for a, n in enumerate(shape)}
+    data = spread(array, [*batch, *map(V, range(len(shape)))], sizes)
+    return data.reshape(-1, *shape)
+
+
+def _named(step: Step, data: jax.Array, batch: tuple[Axis, ...], shape: tuple[int, ...]) -> Labelled:
+    axes = [*batch, *map(V, range(len(shape)))]
+    data = data.reshape(*(step.site.sizes[axis] for axis in batch), *shape)
+    unit = tuple(i for i, axis in enumerate(axes) if data.shape[i] == 1)
+    return Labelled(data.squeeze(unit), tuple(axis for i, axis in enumerate(axes) if i not in unit))
+
+
+def _free(step: Step, x: Operand) -> Layout:
+    """Everything touched."""
+    return Layout((None,) * len(x.shape))
+
+
+def fallback(step: Step) -> list[Change | None]:
+    """Run the primitive under vmap, for every element and candidate."""
+    site = step.site
+    arrays = {
+        i: site.as_new(x.change, x.base, _free(step, x)) for i, x in enumerate(step.operands) if x.change is not None
+    }
+    batch = _batch(step, list(arrays.values()))
+    operands = [
+        _whole(step, arrays[i], x.shape, batch) if i in arrays else x.base for i, x in enumerate(step.operands)
+    ]
+    run = jax.vmap(lambda *values: _compat.run(step.eqn, values), [0 if i in arrays else None for i in range(len(operands))])
+    results: list[Change | None] = []
+    for data, base in zip(run(*operands), step.results, strict=True):
+        layout = Layout((None,) * base.ndim)
+        results.append(New(layout, _named(step, data, batch, base.shape)))
+    return results
+
+
+def linear(step: Step) -> list[Change | None]:
+    """A primitive that is linear in the one operand that changes: run on the factors that vary along its axes."""
+    changing = step.changing()
+    if len(changing) != 1 or len(step.results) != 1:
+        return fallback(step)
+    (x,) = changing
+    at = next(i for i, o in enumerate(step.operands) if o is x)
+    site, pieces = step.site, []
+    constants = [None if o is x else o.base for o in step.operands]
+    for piece in step.pieces(x):
+        free = _free(step, x)
+        small = [f for f in piece.factors if not f.has("v")]
+        column = [f for f in piece.factors if f.has("v")]
+        if piece.layout.entries is not None:
+            small, column = [], list(piece.factors)
+        one = Labelled(x.base.dtype.type(1), ()) if not column else site.order.multiply(column)
+        one = Labelled(jax.numpy.asarray(one.data), one.axes)
+        whole = site.product(Piece(piece.layout, (one,)), free, x.shape)
+        batch = _batch(step, [whole])
+
+        def run(value: Any) -> Any:
+            return _compat.run(step.eqn, [*constants[:at], value, *constants[at + 1 :]])[0]
+
+        data = jax.vmap(run)(_whole(step, whole, x.shape, batch))
+        result = _named(step, data, batch, step.shape)
+        pieces.append(Piece(Layout((None,) * len(step.shape)), (*small, result)))
+    return [Lazy(tuple(pieces))]

@@ -1,0 +1,155 @@
+"""Gather and scatter: moves where the indices are known constants, look-ups in a table where they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from legrad import _compat
+from legrad.singlesite.change import Change, New
+from legrad.singlesite.labelled import Axis, Labelled, V, spread
+from legrad.singlesite.layout import Layout
+from legrad.singlesite.rules.fallback import fallback, linear
+from legrad.singlesite.rules.movement import Move, merge, move
+from legrad.singlesite.rules.operand import Operand, Rule, Step
+
+
+def gather(step: Step) -> list[Change | None]:
+    """x[constant], table[latent]; both at once take the batched primitive."""
+    x, index = step.operands
+    if x.change is not None and index.change is not None:
+        return fallback(step)
+    if x.change is None:
+        return _look_up(step, x, index)
+    known = index.read()
+    if known is None or x.base.size == 0 or index.base.size == 0:
+        return linear(step) if step.lazy() and jnp.issubdtype(x.base.dtype, jnp.number) else fallback(step)
+    return [move(step, x, _pick(step, x, known), step.results[0])]
+
+
+def _pick(step: Step, x: Operand, known: np.ndarray) -> Move:
+    numbers = step.eqn.params["dimension_numbers"]
+    sizes = step.eqn.params["slice_sizes"]
+    batching = tuple(getattr(numbers, "operand_batching_dims", ()))
+    windows = [a for a in range(len(x.shape)) if a not in numbers.collapsed_slice_dims and a not in batching]
+    alone = [a for a in windows if sizes[a] == x.shape[a] and a not in numbers.start_index_map]
+    passed = {a: numbers.offset_dims[windows.index(a)] for a in alone}
+    worked = [a for a in range(len(x.shape)) if a not in passed]
+    made = [b for b in range(len(step.shape)) if b not in passed.values()]
+    source = _positions(step, x.shape, lambda p: _run_now(step, [p, known], fill_value=-1), passed, worked)
+    return Move(passed, worked, made, lambda v, fill: _read(v, source, fill), total=bool((source >= 0).all()))
+
+
+def _run_now(step: Step, operands: list[Any], **params: Any) -> np.ndarray:
+    """Run the primitive on positions, now; 32-bit integers hold them whatever the settings of JAX."""
+    with jax.ensure_compile_time_eval():
+        return np.asarray(step.eqn.primitive.bind(*operands, **{**step.eqn.params, **params}))
+
+
+def _positions(
+    step: Step,
+    shape: tuple[int, ...],
+    run: Callable[[np.ndarray], np.ndarray],
+    passed: dict[int, int],
+    worked: list[int],
+) -> np.ndarray:
+    """Which position along the worked axes each number of the result comes from; -1 where from none."""
+    index = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+    taken = run(index)
+    first = tuple(0 if b in passed.values() else slice(None) for b in range(taken.ndim))
+    taken = taken[first]
+    where = np.unravel_index(np.maximum(taken, 0), shape)
+    flat = np.ravel_multi_index([where[a] for a in worked], [shape[a] for a in worked]) if worked else taken * 0
+    return np.where(taken >= 0, flat, -1)
+
+
+def _read(v: Any, source: np.ndarray, fill: Any) -> Any:
+    if isinstance(v, np.ndarray):
+        return np.where(source >= 0, v.reshape(-1)[np.maximum(source, 0)], fill)
+    taken = v.reshape(-1).at[np.maximum(source, 0)].get(mode="promise_in_bounds")
+    return taken if (source >= 0).all() else jnp.where(jnp.asarray(source >= 0), taken, fill)
+
+
+def _look_up(step: Step, table: Operand, index: Operand) -> list[Change | None]:
+    """A table at a changed index: one look-up for each place that is touched."""
+    site, numbers = step.site, step.eqn.params["dimension_numbers"]
+    last = len(index.shape) - 1
+    assert index.change is not None
+    layout = site.union(site.layouts(index.change), index.shape, [last])
+    changed = site.as_new(index.change, index.base, layout)
+    batching = tuple(getattr(numbers, "operand_batching_dims", ()))
+    followed = tuple(getattr(numbers, "start_indices_batching_dims", ()))
+    own = [site.position(layout, a, index.shape[a]) if index.shape[a] > 1 else None for a in followed]
+    used = {axis for array in (changed, *(p for p in own if p is not None)) for axis in array.axes} - {V(last)}
+    order = site.order.sort(used)
+    sizes: dict[Axis, int] = {}
+    for array in (changed, *(p for p in own if p is not None)):
+        sizes |= {axis: array.size_of(axis) for axis in array.axes}
+    sizes |= {V(last): index.shape[last]}
+    vector = spread(changed, [*order, V(last)], sizes)
+    columns = [
+        jnp.zeros(vector.shape[:-1], vector.dtype) if p is None else spread(p, order, sizes).astype(vector.dtype)
+        for p in own
+    ]
+    vector = jnp.concatenate([*(c[..., None] for c in columns), vector], axis=-1)
+    offsets = len(numbers.offset_dims)
+    plain = jax.lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(len(order), len(order) + offsets)),
+        collapsed_slice_dims=tuple(sorted((*numbers.collapsed_slice_dims, *batching))),
+        start_index_map=(*batching, *numbers.start_index_map),
+    )
+    params = {**step.eqn.params, "dimension_numbers": plain}
+    data = step.eqn.primitive.bind(table.base, vector, **params)
+    batch_out = [b for b in range(len(step.shape)) if b not in numbers.offset_dims]
+    names = {V(a): V(b) for a, b in zip(range(last), batch_out, strict=True)}
+    # Offset axes first under names of their own: those of the index may be the same.
+    axes = [names.get(axis, axis) for axis in order] + [V(b) for b in numbers.offset_dims]
+    where: list[Any] = [None] * len(step.shape)
+    for a, b in zip(range(last), batch_out, strict=True):
+        where[b] = layout.where[a]
+    moved = Layout(layout.where[:last], layout.entries).rename(where, dict(zip(range(last), batch_out, strict=True)))
+    unit = tuple(i for i, n in enumerate(data.shape) if n == 1)
+    kept = tuple(axis for i, axis in enumerate(axes) if i not in unit)
+    return [New(moved, Labelled(data.squeeze(unit), kept))]
+
+
+def scatter(step: Step) -> list[Change | None]:
+    """x.at[constant].set(y): what is overwritten is gone, the rest stays, y goes to its places."""
+    x, index, y = step.operands
+    known = None if index.change is not None else index.read()
+    if known is None or 0 in (x.base.size, y.base.size):
+        return fallback(step)
+    marks = np.arange(1, x.base.size + y.base.size + 1, dtype=np.int32)
+    old, new = marks[: x.base.size].reshape(x.shape), marks[x.base.size :].reshape(y.shape)
+    with jax.ensure_compile_time_eval():
+        result = np.asarray(_compat.run(step.eqn, [old, known, new])[0])
+    changes: list[Change] = []
+    regions = []
+    for operand, first in ((x, 1), (y, x.base.size + 1)):
+        if operand.change is not None:
+            own = (result >= first) & (result < first + operand.base.size)
+            source = np.where(own, result - first, -1)
+            how = _everywhere(operand, step, source)
+            changes.append(move(step, operand, how, step.results[0]))
+            regions.append(own)
+    return [merge(step, changes, regions, step.results[0])]
+
+
+def _everywhere(operand: Operand, step: Step, source: np.ndarray) -> Move:
+    worked, made = list(range(len(operand.shape))), list(range(len(step.shape)))
+    return Move({}, worked, made, lambda v, fill: _read(v, source, fill), total=False)
+
+
+def scatter_add(step: Step) -> list[Change | None]:
+    """x.at[constant].add(y): linear in both."""
+    x, index, y = step.operands
+    if index.change is None and y.change is None and x.change is not None:
+        return [step.site.as_lazy(x.change, x.base)]
+    return linear(step) if index.change is None else fallback(step)
+
+
+RULES: dict[str, Rule] = {"gather": gather, "scatter": scatter, "scatter-add": scatter_add, "scatter_add": scatter_add}

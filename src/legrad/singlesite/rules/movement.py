@@ -1,0 +1,360 @@
+"""Data movement: numbers go to other positions, and the layout says where.
+
+Each primitive is described once, as a function of an array over the axes that it works on; axes that it leaves alone
+keep their layout. The same function moves the numbers themselves, where a change touches all of an axis, and an array
+of positions, where it touches few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from legrad.singlesite.change import Change, Lazy, New, Piece, Site
+from legrad.singlesite.labelled import Axis, Labelled, M, V, arrange, spread
+from legrad.singlesite.layout import ENTRIES, Layout, from_keys, keys, rows
+from legrad.singlesite.rules.fallback import fallback
+from legrad.singlesite.rules.operand import Operand, Rule, Step
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """How one operand goes into one result.
+
+    Attributes:
+        passed: axes that are left alone: operand's to result's.
+        worked: the operand's other axes.
+        made: the result's other axes.
+        apply: takes an array over `worked` (of numpy or JAX) and a fill to one over `made`.
+        total: whether every position of the result comes from the operand.
+    """
+
+    passed: dict[int, int]
+    worked: list[int]
+    made: list[int]
+    apply: Callable[[Any, Any], Any]
+    total: bool = True
+
+
+def move(step: Step, x: Operand, how: Move, base: Any) -> Change:
+    """The change of a result that takes its numbers from one operand."""
+    site, shape, out = step.site, x.shape, tuple(base.shape)
+    assert x.change is not None
+    change = site.loosen(x.change, x.base, [a for a in how.worked if shape[a] == 1])
+    if isinstance(change, New):
+        layout, arrays, mask = _moved(site, change.layout, [change.value], how, shape, out)
+        value = arrays[0]
+        if mask is not None:
+            value = site.order.combine(jnp.where, mask, value, site.take(base, layout))
+        return New(layout, value)
+    pieces = []
+    for piece in change.pieces:
+        layout, arrays, mask = _moved(site, piece.layout, list(piece.factors), how, shape, out)
+        if mask is not None:
+            arrays.append(Labelled(mask.data.astype(x.base.dtype), mask.axes))
+        pieces.append(Piece(layout, tuple(arrays)))
+    return Lazy(tuple(pieces))
+
+
+def _moved(
+    site: Site, layout: Layout, arrays: list[Labelled], how: Move, shape: tuple[int, ...], out: tuple[int, ...]
+) -> tuple[Layout, list[Labelled], Labelled | None]:
+    """A layout and the arrays on it after a move; the mask says which numbers come from the operand."""
+    names = {V(a): V(b) for a, b in how.passed.items()}
+    tight = [a for a in how.worked if layout.where[a] is not None and shape[a] > 1]
+    if tight and not site.sparse:
+        loose = Layout(tuple(None if a in tight else w for a, w in enumerate(layout.where)))
+        mask = site.reached(layout, loose, shape)
+        assert mask is not None and layout.entries is None
+        moved, (*values, reached), _ = _moved(site, loose, [*arrays, mask], how, shape, out)
+        return moved, values, reached
+    if tight:
+        return _listed(site, layout, arrays, how, shape, out)
+    where: list[Any] = [None] * len(out)
+    for a, b in how.passed.items():
+        where[b] = layout.where[a]
+    renamed = layout.rename(where, how.passed)
+    mask = None
+    if not how.total:
+        known = np.asarray(how.apply(np.ones([shape[a] for a in how.worked], bool), False))
+        mask = _drop_unit(Labelled(jnp.asarray(known), tuple(map(V, how.made))))
+    return renamed, [_apply(f, how, shape, names) for f in arrays], mask
+
+
+def _apply(array: Labelled, how: Move, shape: tuple[int, ...], names: dict[Axis, Axis]) -> Labelled:
+    """Move the numbers of an array that is touched everywhere along the worked axes."""
+    worked = [V(a) for a in how.worked]
+    if not any(axis in array.axes for axis in worked):
+        return array.rename(names)
+    rest = [axis for axis in array.axes if axis not in worked]
+    sizes = {axis: array.size_of(axis) for axis in rest} | {V(a): shape[a] for a in how.worked}
+    data = spread(array, [*rest, *worked], sizes)
+    run: Callable[[Any], Any] = lambda value: how.apply(value, jnp.zeros((), value.dtype))  # noqa: E731
+    for _ in rest:
+        run = jax.vmap(run)
+    result = Labelled(run(data), (*rest, *(("w", b) for b in how.made)))
+    return _drop_unit(result.rename(names).rename({("w", b): V(b) for b in how.made}))
+
+
+def _listed(
+    site: Site, layout: Layout, arrays: list[Labelled], how: Move, shape: tuple[int, ...], out: tuple[int, ...]
+) -> tuple[Layout, list[Labelled], Labelled | None]:
+    """Follow the touched positions one by one: the result's layout is a list of entries."""
+    tight = [a for a in how.worked if layout.where[a] is not None and shape[a] > 1]
+    covered = {layout.where[a] for a in tight if isinstance(layout.where[a], int)}
+    covered |= set() if layout.entries is None else set(layout.entries.elements)
+    # An axis left alone that follows a covered axis of the latent is listed too.
+    follow = [a for a in how.passed if layout.where[a] in covered or layout.where[a] == ENTRIES]
+    axes = sorted(covered)
+    table = rows(layout, site.shape, axes)
+    count = len(table.elements[axes[0]])
+    # The positions over all worked axes; those along free ones are listed in full.
+    free = [a for a in how.worked if a not in tight]
+    grid = np.indices([count, *(shape[a] for a in free)], dtype=np.int32).reshape(1 + len(free), -1)
+    row, at = grid[0], {a: grid[1 + i] for i, a in enumerate(free)}
+    at |= {a: table.positions[a][row] for a in tight}
+    sizes = [shape[a] for a in how.worked]
+    flat = np.ravel_multi_index([at[a] for a in how.worked], sizes)
+    source = np.asarray(how.apply(np.arange(int(np.prod(sizes))).reshape(sizes), -1)).reshape(-1)
+    # Join: every row with every position of the result that reads its number.
+    order = np.argsort(source, kind="stable")
+    first = np.searchsorted(source[order], flat, "left")
+    number = np.searchsorted(source[order], flat, "right") - first
+    which = np.repeat(np.arange(len(flat)), number)
+    step_in = np.arange(len(which)) - np.repeat(np.cumsum(number) - number, number)
+    target = order[np.repeat(first, number) + step_in]
+    made = dict(zip(how.made, np.unravel_index(target, [out[b] for b in how.made]), strict=True)) if how.made else {}
+    positions = {b: p for b, p in made.items()} | {how.passed[a]: table.positions[a][row[which]] for a in follow}
+    listed = sorted(positions)
+    elements = {j: e[row[which]] for j, e in table.elements.items()}
+    moved = type(table)(None, elements, positions)
+    key = keys(moved, axes, listed, site.shape, out)
+    sort = np.argsort(key, kind="stable")
+    entries = from_keys(key[sort], axes, listed, site.shape, out)
+    where: list[Any] = [ENTRIES if b in positions else None for b in range(len(out))]
+    for a, b in how.passed.items():
+        if a not in follow:
+            where[b] = layout.where[a]
+    chosen = which[sort]
+    names = {V(a): V(b) for a, b in how.passed.items() if a not in follow}
+    results = []
+    for array in arrays:
+        data, rest = site._to_rows(array, table, layout, axes)
+        index: dict[Axis, np.ndarray] = {M: row[chosen]} if rest[:1] == (M,) else {}
+        index |= {V(a): at[a][chosen] for a in free if V(a) in rest}
+        if not index:
+            results.append(Labelled(data, rest).rename(names))
+            continue
+        left = tuple(axis for axis in rest if axis not in index)
+        picked = arrange(Labelled(data, rest), [*index, *left]).at[tuple(index.values())].get(mode="promise_in_bounds")
+        results.append(Labelled(picked, (M, *left)).rename(names))
+    return Layout(tuple(where), entries), results, None
+
+
+def _drop_unit(array: Labelled) -> Labelled:
+    unit = tuple(i for i, n in enumerate(array.data.shape) if n == 1)
+    return Labelled(jnp.squeeze(array.data, unit), tuple(a for i, a in enumerate(array.axes) if i not in unit))
+
+
+def merge(step: Step, changes: Sequence[Change], regions: Sequence[np.ndarray], base: Any) -> Change:
+    """Changes of separate parts of one value; `regions` says which numbers belong to each part."""
+    if len(changes) == 1:
+        return changes[0]
+    site = step.site
+    if all(isinstance(c, Lazy) for c in changes) and sum(len(c.pieces) for c in changes) <= 8:  # type: ignore[union-attr]
+        return site.tidy([p for c in changes for p in c.pieces])  # type: ignore[union-attr]
+    shape = tuple(base.shape)
+    layout = site.union([x for c in changes for x in site.layouts(c)], shape)
+    total = site.take(base, layout)
+    for c, region in zip(changes, regions, strict=True):
+        if isinstance(c, New):
+            part = site.overlay(total, c.value, c.layout, layout, shape)
+            total = site.order.combine(jnp.where, site.take(region, layout), part, total)
+        else:
+            for piece in c.pieces:
+                total = site.order.combine(jnp.add, total, site.product(piece, layout, shape))
+    return New(layout, total)
+
+
+# --- the primitives ------------------------------------------------------------------------------------------
+
+
+def _one(step: Step, how: Move) -> list[Change | None]:
+    return [move(step, step.operands[0], how, step.results[0])]
+
+
+def transpose(step: Step) -> list[Change | None]:
+    """Axes in another order."""
+    passed = {a: b for b, a in enumerate(step.eqn.params["permutation"])}
+    return _one(step, Move(passed, [], [], lambda v, fill: v))
+
+
+def broadcast_in_dim(step: Step) -> list[Change | None]:
+    """New axes, along which the value is constant."""
+    x = step.operands[0]
+    assert x.change is not None
+    return [step.site.broadcast(x.change, x.base, step.eqn.params["broadcast_dimensions"], step.shape)]
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The smallest groups of axes that a reshape takes to each other."""
+    groups, i, j = [], 0, 0
+    while i < len(old) or j < len(new):
+        a, b = [], []
+        m = n = 1
+        if i < len(old):
+            a.append(i)
+            m *= old[i]
+            i += 1
+        if j < len(new):
+            b.append(j)
+            n *= new[j]
+            j += 1
+        while m != n:
+            if (m < n and i < len(old)) or j >= len(new):
+                a.append(i)
+                m *= old[i]
+                i += 1
+            else:
+                b.append(j)
+                n *= new[j]
+                j += 1
+        groups.append((a, b))
+    return groups
+
+
+def reshape(step: Step) -> list[Change | None]:
+    """Axes merged, split, or of size 1 added and dropped."""
+    x, out = step.operands[0], step.shape
+    if 0 in x.shape:
+        return fallback(step)
+    # Axes of size 1 come and go freely: without them more axes are left alone.
+    old, new = ([a for a, n in enumerate(s) if n != 1] for s in (x.shape, out))
+    passed: dict[int, int] = {}
+    worked: list[int] = [a for a, n in enumerate(x.shape) if n == 1]
+    made: list[int] = [b for b, n in enumerate(out) if n == 1]
+    for a, b in _groups([x.shape[i] for i in old], [out[i] for i in new]):
+        if len(a) == len(b) == 1:
+            passed[old[a[0]]] = new[b[0]]
+        else:
+            worked += [old[i] for i in a]
+            made += [new[i] for i in b]
+    worked, made = sorted(worked), sorted(made)
+    return _one(step, Move(passed, worked, made, lambda v, fill: v.reshape([out[b] for b in made])))
+
+
+def squeeze(step: Step) -> list[Change | None]:
+    """Axes of size 1 dropped."""
+    return reshape(step)
+
+
+def _along(shape: Sequence[int], axes: Sequence[int], apply: Callable[[Any, Any], Any], total: bool = True) -> Move:
+    """A move that works along some axes and keeps their order."""
+    worked = list(axes)
+    return Move({a: a for a in range(len(shape)) if a not in worked}, worked, worked, apply, total)
+
+
+def slice_(step: Step) -> list[Change | None]:
+    """A window with strides."""
+    p, shape = step.eqn.params, step.operands[0].shape
+    strides = p["strides"] or (1,) * len(shape)
+    window = list(zip(p["start_indices"], p["limit_indices"], strides, strict=True))
+    axes = [a for a, w in enumerate(window) if w != (0, shape[a], 1)]
+    cut = tuple(slice(*window[a]) for a in axes)
+    return _one(step, _along(shape, axes, lambda v, fill: v[cut]))
+
+
+def rev(step: Step) -> list[Change | None]:
+    """Axes turned around."""
+    axes = list(step.eqn.params["dimensions"])
+    cut = tuple(slice(None, None, -1) for _ in axes)
+    return _one(step, _along(step.shape, axes, lambda v, fill: v[cut]))
+
+
+def pad(step: Step) -> list[Change | None]:
+    """A value among copies of another number."""
+    x, filler = step.operands
+    config = step.eqn.params["padding_config"]
+    if filler.change is not None or x.change is None:
+        return fallback(step)
+    axes = [a for a, c in enumerate(config) if c != (0, 0, 0)]
+    padding = [config[a] for a in axes]
+
+    def apply(v: Any, fill: Any) -> Any:
+        with jax.ensure_compile_time_eval() if isinstance(v, np.ndarray) else _nothing():
+            padded = jax.lax.pad(v, jnp.asarray(fill, v.dtype), padding)
+        return np.asarray(padded) if isinstance(v, np.ndarray) else padded
+
+    return _one(step, _along(x.shape, axes, apply, total=False))
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def concatenate(step: Step) -> list[Change | None]:
+    """Values one after the other."""
+    axis, start = step.eqn.params["dimension"], 0
+    place = np.arange(step.shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(step.shape))])
+    changes, regions = [], []
+    for x in step.operands:
+        if x.change is not None:
+            changes.append(move(step, x, _placed(x.shape, step.shape, axis, start), step.results[0]))
+            regions.append((place >= start) & (place < start + x.shape[axis]))
+        start += x.shape[axis]
+    return [merge(step, changes, regions, step.results[0])]
+
+
+def _placed(shape: Sequence[int], out: Sequence[int], axis: int, start: int) -> Move:
+    after = out[axis] - start - shape[axis]
+
+    def apply(v: Any, fill: Any) -> Any:
+        xp = np if isinstance(v, np.ndarray) else jnp
+        return xp.concatenate([xp.full(start, fill, v.dtype), v, xp.full(after, fill, v.dtype)])
+
+    return _along(out, [axis], apply, total=False)
+
+
+def split(step: Step) -> list[Change | None]:
+    """A value in parts."""
+    x, axis, start, parts = step.operands[0], step.eqn.params["axis"], 0, []
+    for size, base in zip(step.eqn.params["sizes"], step.results, strict=True):
+        cut = slice(start, start + size)
+        parts.append(move(step, x, _along(x.shape, [axis], lambda v, fill, cut=cut: v[cut]), base))
+        start += size
+    return list(parts)
+
+
+def dynamic_slice(step: Step) -> list[Change | None]:
+    """A window of known place."""
+    x, *starts = step.operands
+    known = [s.read() for s in starts]
+    if any(s is None for s in known) or x.change is None:
+        return fallback(step)
+    sizes = step.eqn.params["slice_sizes"]
+    first = [min(max(int(s), 0), n - m) for s, n, m in zip(known, x.shape, sizes, strict=True)]  # type: ignore[arg-type]
+    axes = [a for a, m in enumerate(sizes) if m != x.shape[a]]
+    cut = tuple(slice(first[a], first[a] + sizes[a]) for a in axes)
+    return _one(step, _along(x.shape, axes, lambda v, fill: v[cut]))
+
+
+RULES: dict[str, Rule] = {
+    "transpose": transpose,
+    "broadcast_in_dim": broadcast_in_dim,
+    "reshape": reshape,
+    "squeeze": squeeze,
+    "expand_dims": reshape,
+    "slice": slice_,
+    "rev": rev,
+    "pad": pad,
+    "concatenate": concatenate,
+    "split": split,
+    "dynamic_slice": dynamic_slice,
+}

@@ -1,0 +1,237 @@
+"""Products of two changes, and of a change with a constant: elementwise, and contracted as in `dot_general`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from legrad.singlesite.change import Change, Lazy, Piece, Site
+from legrad.singlesite.labelled import Axis, E, Labelled, V
+from legrad.singlesite.layout import ENTRIES, Layout, from_keys
+from legrad.singlesite.rules.operand import Operand, Rule, Step
+
+_SPARSE = 0.3  # a matrix with a smaller share of nonzeros is read by its entries
+
+
+def restrict(site: Site, array: Labelled, axis: Axis, j: int) -> Labelled:
+    """An array at the element's own index along one axis of the value."""
+    if axis not in array.axes:
+        return array
+    at = array.axes.index(axis)
+    data = array.data
+    if E(j) in site.starts:
+        data = jax.lax.dynamic_slice_in_dim(data, site.starts[E(j)], site.sizes[E(j)], axis=at)
+    if E(j) not in array.axes:
+        return Labelled(data, tuple(E(j) if a == axis else a for a in array.axes))
+    other = array.axes.index(E(j))
+    rest = tuple(a for a in array.axes if a not in (axis, E(j)))
+    return Labelled(jnp.diagonal(data, axis1=at, axis2=other), (*rest, E(j)))
+
+
+def meet(
+    site: Site, p: Piece, q: Piece, pairs: Sequence[tuple[int, int]]
+) -> tuple[tuple[Labelled, ...], tuple[Labelled, ...], dict[int, Any]] | None:
+    """Two pieces where both are at work: along each pair of axes that meet, at the places that both touch.
+
+    Returns the factors of both, and where they meet by the first one's axis; None where entries are involved.
+    """
+    if p.layout.entries is not None or q.layout.entries is not None:
+        return None
+    first, second, where = list(p.factors), list(q.factors), {}
+    for a, b in pairs:
+        w, u = p.layout.where[a], q.layout.where[b]
+        if w is not None and u is not None and w != u:
+            return None
+        if w is None and isinstance(u, int):
+            first = [restrict(site, f, V(a), u) for f in first]
+        if u is None and isinstance(w, int):
+            second = [restrict(site, f, V(b), w) for f in second]
+        where[a] = u if w is None else w
+    return tuple(first), tuple(second), where
+
+
+def multiply_pieces(site: Site, p: Piece, q: Piece, shape: tuple[int, ...]) -> Piece | None:
+    """The elementwise product of two pieces, or None where it has no simple form."""
+    if p.layout.entries is not None and p.layout.same_as(q.layout):
+        return Piece(p.layout, (*p.factors, *q.factors))
+    axes = [(a, a) for a in range(len(shape))]
+    met = meet(site, p, q, axes)
+    if met is None:
+        return None
+    first, second, where = met
+    return Piece(Layout(tuple(where[a] for a in range(len(shape)))), (*first, *second))
+
+
+class Dot:
+    """The axes of a `dot_general`, from the side that changes."""
+
+    def __init__(self, step: Step, side: int) -> None:
+        contract, batch = step.eqn.params["dimension_numbers"]
+        self.side = side
+        self.contract = list(zip(contract[side], contract[1 - side], strict=True))
+        self.batch = list(zip(batch[side], batch[1 - side], strict=True))
+        own, other = step.operands[side], step.operands[1 - side]
+        self.own = self._free(len(own.shape), contract[side], batch[side])
+        self.other = self._free(len(other.shape), contract[1 - side], batch[1 - side])
+        lead = len(self.batch)
+        start = {side: lead, 1 - side: lead + len(self.own if side == 0 else self.other)}
+        if side == 1:
+            start = {1: lead + len(self.other), 0: lead}
+        self.out_own = {a: start[side] + i for i, a in enumerate(self.own)}
+        self.out_own |= {a: i for i, (a, _) in enumerate(self.batch)}
+        self.out_other = {b: start[1 - side] + i for i, b in enumerate(self.other)}
+        self.out_other |= {b: i for i, (_, b) in enumerate(self.batch)}
+
+    @staticmethod
+    def _free(rank: int, *used: Sequence[int]) -> list[int]:
+        return [a for a in range(rank) if not any(a in axes for axes in used)]
+
+    def names(self) -> tuple[dict[Axis, Axis], dict[Axis, Axis]]:
+        """The axes of both sides in the result; contracted ones are called ("c", i)."""
+        own = {V(a): V(o) for a, o in self.out_own.items()} | {V(a): ("c", i) for i, (a, _) in enumerate(self.contract)}
+        other = {V(b): V(o) for b, o in self.out_other.items()}
+        return own, other | {V(b): ("c", i) for i, (_, b) in enumerate(self.contract)}
+
+
+def dot_general(step: Step) -> list[Change | None]:
+    """A contraction: linear in each side. With both changing, also the product of the two changes."""
+    if not jnp.issubdtype(step.results[0].dtype, jnp.number):
+        return _fallback(step)
+    pieces: list[Piece] = []
+    for side, x in enumerate(step.operands):
+        if x.change is not None:
+            dot = Dot(step, side)
+            pieces += [_with_constant(step, dot, p, step.operands[1 - side]) for p in step.pieces(x)]
+    if all(x.change is not None for x in step.operands):
+        x, y = step.operands
+        dot = Dot(step, 0)
+        for p in step.pieces(x):
+            for q in step.pieces(y):
+                both = _with_change(step, dot, p, q)
+                if both is None:
+                    return _fallback(step)
+                pieces.append(both)
+    dtype = step.results[0].dtype
+    pieces = [Piece(p.layout, tuple(Labelled(f.data.astype(dtype), f.axes) for f in p.factors)) for p in pieces]
+    total = step.site.tidy(pieces)
+    return [total] if len(total.pieces) <= 8 else _fallback(step)
+
+
+def _fallback(step: Step) -> list[Change | None]:
+    from legrad.singlesite.rules.fallback import fallback
+
+    return fallback(step)
+
+
+def _with_constant(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece:
+    site, layout = step.site, p.layout
+    at: list[Any] = [None] * len(constant.shape)
+    positions: dict[int, np.ndarray] = {}
+    for a, b in (*dot.contract, *dot.batch):
+        at[b] = layout.where[a]
+        if layout.where[a] == ENTRIES and layout.entries is not None:
+            positions[b] = layout.entries.positions[a]
+    entries = layout.entries
+    if entries is not None:
+        entries = type(entries)(entries.elements, positions)
+    sparse = _by_entries(step, dot, p, constant)
+    if sparse is not None:
+        return sparse
+    read = site.take(constant.base, Layout(tuple(at), entries))
+    own, other = dot.names()
+    factors = [f.rename(own) for f in p.factors]
+    return _contracted(step, dot, layout, factors, [read.rename(other)], dot.contract)
+
+
+def _with_change(step: Step, dot: Dot, p: Piece, q: Piece) -> Piece | None:
+    met = meet(step.site, p, q, [*dot.contract, *dot.batch])
+    if met is None:
+        return None
+    first, second, where = met
+    own, other = dot.names()
+    layout = Layout(tuple(where.get(a, w) for a, w in enumerate(p.layout.where)))
+    extra = {dot.out_other[b]: q.layout.where[b] for b in dot.other}
+    if set(extra.values()) & set(layout.where) - {None} and any(f.has("v") for f in (*first, *second)):
+        pass  # one element may fix several axes: a diagonal, which a layout can say
+    factors = [f.rename(own) for f in first]
+    return _contracted(step, dot, layout, factors, [f.rename(other) for f in second], dot.contract, extra)
+
+
+def _contracted(
+    step: Step,
+    dot: Dot,
+    layout: Layout,
+    factors: list[Labelled],
+    read: list[Labelled],
+    contract: Sequence[tuple[int, int]],
+    extra: dict[int, Any] | None = None,
+) -> Piece:
+    """Sum a product over the contracted axes along which everything is touched; along the others there is one term."""
+    site, (own_shape) = step.site, step.operands[dot.side].shape
+    free = {("c", i): own_shape[a] for i, (a, _) in enumerate(contract) if layout.where[a] is None}
+    arrays = [*factors, *read]
+    over = [axis for axis in free if any(axis in f.axes for f in arrays)]
+    if over:
+        summed = [f for f in arrays if any(axis in f.axes for axis in over)]
+        small = [f for f in arrays if not any(axis in f.axes for axis in over)]
+        arrays = [*small, site.order.contract(summed, over)]
+    times = 1
+    for axis, size in free.items():
+        times *= 1 if axis in over else size
+    if times != 1:
+        arrays.append(Labelled(jnp.asarray(times, arrays[0].data.dtype), ()))
+    # A list of entries over a contracted axis: entries of one element that meet in a position are added up.
+    where: list[Any] = [None] * len(step.shape)
+    for a, o in dot.out_own.items():
+        where[o] = layout.where[a]
+    for o, w in (extra or {}).items():
+        where[o] = w
+    rank = len(step.shape)
+    if layout.entries is not None:
+        gone = [a for a, _ in contract if layout.where[a] == ENTRIES]
+        number = dict(dot.out_own) | {a: rank + i for i, a in enumerate(gone)}
+        padded = layout.rename([*where, *(ENTRIES for _ in gone)], number)
+        sizes = (*step.shape, *(own_shape[a] for a in gone))
+        piece = site.sum_entries(Piece(padded, tuple(arrays)), range(rank, rank + len(gone)), sizes)
+        return Piece(Layout(piece.layout.where[:rank], piece.layout.entries), site.grouped(piece.factors))
+    return Piece(Layout(tuple(where)), site.grouped(arrays))
+
+
+def _by_entries(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece | None:
+    """A product with a matrix that is mostly zeros: only the rows where an element's column is not zero change."""
+    site, layout = step.site, p.layout
+    plain = len(dot.contract) == 1 and not dot.batch and len(dot.other) == 1 and len(dot.own) == 0
+    if not plain or layout.entries is not None or not site.sparse:
+        return None
+    (a, b), j = dot.contract[0], layout.where[dot.contract[0][0]]
+    if not isinstance(j, int) or len(site.shape) != 1 or E(j) in site.starts or any(f.has("v") for f in p.factors):
+        return None
+    matrix = constant.read()
+    if matrix is None or np.count_nonzero(matrix) > _SPARSE * matrix.size:
+        return None
+    matrix = matrix if b == 0 else matrix.T  # (element, position)
+    key = np.flatnonzero(matrix)
+    entries = from_keys(key, [j], [0], site.shape, step.shape)
+    column = step.site.take(constant.base if b == 0 else constant.base.T, Layout((ENTRIES, ENTRIES), _both(entries, j)))
+    factors = [_to_entries(f, entries.elements[j], j) for f in p.factors]
+    return Piece(Layout((ENTRIES,), entries), site.grouped([*factors, column]))
+
+
+def _both(entries: Any, j: int) -> Any:
+    return type(entries)(entries.elements, {0: entries.elements[j], 1: entries.positions[0]})
+
+
+def _to_entries(array: Labelled, index: np.ndarray, j: int) -> Labelled:
+    if E(j) not in array.axes:
+        return array
+    at = array.axes.index(E(j))
+    data = jnp.take(array.data, jnp.asarray(index), axis=at, mode="clip")
+    return Labelled(data, tuple(("m", 0) if axis == E(j) else axis for axis in array.axes))
+
+
+RULES: dict[str, Rule] = {"dot_general": dot_general}
+_ = Lazy

@@ -1,0 +1,132 @@
+"""Reductions, and other primitives that mix the numbers along some axes and leave the other axes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from legrad.singlesite.change import Change, New, Piece
+from legrad.singlesite.labelled import Axis, Labelled, V, spread
+from legrad.singlesite.layout import Layout
+from legrad.singlesite.rules.fallback import fallback
+from legrad.singlesite.rules.operand import Rule, Step
+
+
+def _without(layout: Layout, axes: Sequence[int], rank: int) -> tuple[Layout, dict[Axis, Axis]]:
+    """A layout after axes are gone, and the new names of those that stay."""
+    kept = [a for a in range(rank) if a not in axes]
+    number = {a: i for i, a in enumerate(kept)}
+    return layout.rename([layout.where[a] for a in kept], number), {V(a): V(i) for a, i in number.items()}
+
+
+def sum_over(step: Step, pieces: Sequence[Piece], axes: Sequence[int], shape: tuple[int, ...]) -> list[Piece]:
+    """The sum of each piece over axes of the value: one term where an element touches one position."""
+    site, done = step.site, []
+    for piece in pieces:
+        listed = [a for a in axes if piece.layout.where[a] == "m"]
+        free = [a for a in axes if piece.layout.where[a] is None]
+        if listed:
+            piece = site.sum_entries(piece, listed, shape)
+        over = [V(a) for a in free if piece.has(V(a))]
+        factors = list(piece.factors)
+        if over:
+            summed = [f for f in factors if any(axis in f.axes for axis in over)]
+            factors = [f for f in factors if f not in summed] if False else [
+                f for f in factors if not any(axis in f.axes for axis in over)
+            ]
+            factors.append(site.order.contract(summed, over))
+        times = 1
+        for a in free:
+            times *= 1 if V(a) in over else shape[a]
+        if times != 1:
+            factors.append(Labelled(jnp.asarray(times, factors[0].data.dtype), ()))
+        layout, names = _without(piece.layout, axes, len(shape))
+        done.append(Piece(layout, tuple(f.rename(names) for f in factors)))
+    return done
+
+
+def reduce_sum(step: Step) -> list[Change | None]:
+    """A sum is linear: it is taken over differences, so that what does not change is never added up."""
+    (x,) = step.operands
+    axes = step.eqn.params["axes"]
+    return [step.site.tidy(sum_over(step, step.pieces(x), axes, x.shape))]
+
+
+def cumsum(step: Step) -> list[Change | None]:
+    """A running sum: one changed number is a step."""
+    (x,) = step.operands
+    axis, reverse = step.eqn.params["axis"], step.eqn.params["reverse"]
+    pieces = []
+    for piece in step.pieces(x):
+        w = piece.layout.where[axis]
+        if not isinstance(w, int) or x.shape[axis] == 1:
+            return rowwise("axis")(step)
+        place = Labelled(jnp.arange(x.shape[axis], dtype=jnp.int32), (V(axis),))
+        after = jnp.less_equal if reverse else jnp.greater_equal
+        mask = step.site.order.combine(after, place, step.site.index(w))
+        where = [None if a == axis else w for a, w in enumerate(piece.layout.where)]
+        mask = Labelled(mask.data.astype(x.base.dtype), mask.axes)
+        pieces.append(Piece(Layout(tuple(where), piece.layout.entries), (*piece.factors, mask)))
+    return [step.site.tidy(pieces)]
+
+
+def rowwise(param: str, *, keeps: bool = True) -> Rule:
+    """A primitive that works along the axes which a parameter names, the same for every index of the others.
+
+    Args:
+        param: the parameter that holds the axes, one number or several.
+        keeps: whether the result still has those axes.
+    """
+
+    def rule(step: Step) -> list[Change | None]:
+        site, given = step.site, step.eqn.params[param]
+        axes = (given,) if isinstance(given, int) else tuple(given)
+        shape = step.operands[0].shape
+        layout = site.union([x for o in step.changing() for x in site.layouts(o.change)], shape, axes)  # type: ignore[arg-type]
+        arrays = [
+            site.take(o.base, layout) if o.change is None else site.as_new(o.change, o.base, layout)
+            for o in step.operands
+        ]
+        used = {axis for array in arrays for axis in array.axes} | set(map(V, axes))
+        order = site.order.sort(used)
+        sizes = {axis: max(array.size_of(axis) for array in arrays) for axis in used}
+        sizes |= {V(a): shape[a] for a in axes}
+        place = tuple(order.index(V(a)) for a in axes)
+        params = dict(step.eqn.params) | {param: place[0] if isinstance(given, int) else place}
+        results = step.eqn.primitive.bind(*(spread(array, order, sizes) for array in arrays), **params)
+        results = list(results) if step.eqn.primitive.multiple_results else [results]
+        if keeps:
+            named = [_no_unit(Labelled(r, order)) for r in results]
+            return [New(layout, r) for r in named]
+        rest = tuple(axis for axis in order if axis not in [V(a) for a in axes])
+        after, names = _without(layout, axes, len(shape))
+        return [New(after, Labelled(r, rest).rename(names)) for r in results]
+
+    return rule
+
+
+def _no_unit(array: Labelled) -> Labelled:
+    unit = tuple(i for i, n in enumerate(array.data.shape) if n == 1)
+    return Labelled(array.data.squeeze(unit), tuple(a for i, a in enumerate(array.axes) if i not in unit))
+
+
+def _index_dtype(rule: Rule) -> Rule:
+    """argmax counts positions: over several axes it has no simple batch."""
+
+    def checked(step: Step) -> list[Change | None]:
+        return rule(step) if len(step.eqn.params["axes"]) == 1 else fallback(step)
+
+    return checked
+
+
+_reduction: Any = rowwise("axes", keeps=False)
+RULES: dict[str, Rule] = {
+    "reduce_sum": reduce_sum,
+    "cumsum": cumsum,
+    **dict.fromkeys(["reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"], _reduction),
+    **dict.fromkeys(["argmax", "argmin"], _index_dtype(_reduction)),
+    **dict.fromkeys(["cumprod", "cummax", "cummin", "cumlogsumexp"], rowwise("axis")),
+    "sort": rowwise("dimension"),
+}
