@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad.singlesite.labelled import Axis, E, Labelled, M, Order, V, arrange
-from legrad.singlesite.layout import Layout, from_keys, keys, rows, union
+from legrad.singlesite.layout import Layout, Rows, as_window, from_keys, keys, rows, union
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +105,9 @@ class Site:
         if listed:
             assert layout.entries is not None
             rest = [a for a in range(base.ndim) if a not in listed]
-            moved = jnp.transpose(base, [*listed, *rest])
-            where = tuple(layout.entries.positions[a] for a in listed)
-            base = moved.at[where].get(mode="promise_in_bounds", unique_indices=False)
+            sizes = [base.shape[a] for a in listed]
+            where = np.ravel_multi_index([layout.entries.positions[a] for a in listed], sizes)
+            base = pick(jnp.transpose(base, [*listed, *rest]), where, sizes, layout.entries.runs)
             names = [M, *(names[a] for a in rest)]
         base = jnp.squeeze(base, tuple(i for i, name in enumerate(names) if name is None))
         kept = [name for name in names if name is not None]
@@ -143,44 +143,65 @@ class Site:
         assert entries is not None
         covered = sorted(entries.elements)
         table = rows(old, self.shape, covered)
-        data, rest = self._to_rows(array, table, old, covered)
         freed = [a for a in table.positions if new.where[a] is None and value_shape[a] > 1]
         listed = new.listed()
         target = keys(table, covered, listed, self.shape, value_shape)
         if new.entries is not None:
             found = keys(rows(new, self.shape, covered), covered, listed, self.shape, value_shape)
-            target, count = np.searchsorted(found, target), len(found)
-        else:
-            count = math.prod(self.shape[j] for j in covered)
-        shape = (count, *(value_shape[a] for a in freed))
-        flat = np.ravel_multi_index([target, *(table.positions[a] for a in freed)], shape)
-        data, mask = _place(data, flat, math.prod(shape), rest[:1] == (M,))
-        if new.entries is not None:
+            order = np.argsort(found, kind="stable")
+            target = order[np.searchsorted(found, target, sorter=order)]
             lead: list[Axis] = [M, *map(V, freed)]
-            full: tuple[int, ...] = shape
+            full = [len(found), *(value_shape[a] for a in freed)]
         else:
             lead = [*map(E, covered), *map(V, freed)]
-            full = (*(self.shape[j] for j in covered), *shape[1:])
-        present = None if mask is None else _drop_unit(Labelled(jnp.asarray(mask.reshape(full)), tuple(lead)))
-        if rest[:1] == (M,):
-            moved = Labelled(data.reshape(*full, *data.shape[1:]), (*lead, *rest[1:]))
-            return _drop_unit(moved), present
-        return Labelled(data, rest), present
+            target = np.stack(np.unravel_index(target, [self.shape[j] for j in covered]))
+            full = [*(self.shape[j] for j in covered), *(value_shape[a] for a in freed)]
+        place = np.ravel_multi_index([*np.atleast_2d(target), *(table.positions[a] for a in freed)], full)
+        source = np.full(math.prod(full), -1, np.int64)
+        source[place] = np.arange(len(place))
+        mask = None if (source >= 0).all() else (source >= 0).reshape(full)
+        present = None if mask is None else _drop_unit(Labelled(jnp.asarray(mask), tuple(lead)))
+        runs = new.entries.runs if new.entries is not None and not freed else ()
+        moved = self.rows_of(array, table, old, covered, source, runs)
+        if M not in moved.axes:
+            return moved, present
+        at, data = moved.axes.index(M), moved.data
+        data = data.reshape(*data.shape[:at], *full, *data.shape[at + 1 :])
+        return _drop_unit(Labelled(data, (*moved.axes[:at], *lead, *moved.axes[at + 1 :]))), present
 
-    def _to_rows(
-        self, array: Labelled, table: Any, old: Layout, covered: Sequence[int]
-    ) -> tuple[jax.Array, tuple[Axis, ...]]:
-        """An array with its entries, and the axes of the latent that are to be covered, as one leading axis."""
+    def rows_of(
+        self,
+        array: Labelled,
+        table: Rows,
+        layout: Layout,
+        covered: Sequence[int],
+        chosen: np.ndarray,
+        runs: tuple[int, ...] = (),
+    ) -> Labelled:
+        """Rows of a layout's table, with the axes of the latent that it covers as one leading axis.
+
+        Args:
+            array: on that layout.
+            table: the layout's places.
+            layout: the layout.
+            covered: the axes of the latent that the table covers.
+            chosen: which rows, in order; -1 for any number that is finite.
+            runs: where runs of neighbouring rows begin.
+        """
         index: dict[Axis, np.ndarray] = {}
         if M in array.axes:
+            assert table.source is not None
             index[M] = table.source
-        own = () if old.entries is None else old.entries.elements
+        own = () if layout.entries is None else layout.entries.elements
         index |= {E(j): table.elements[j] for j in covered if j not in own and E(j) in array.axes}
         if not index:
-            return array.data, array.axes
-        rest = tuple(axis for axis in array.axes if axis not in index)
-        data = arrange(array, [*index, *rest])
-        return data.at[tuple(index.values())].get(mode="promise_in_bounds"), (M, *rest)
+            return array
+        before, after = self.order.around(axis for axis in array.axes if axis not in index)
+        sizes = [array.size_of(axis) for axis in index]
+        flat = np.ravel_multi_index([i[np.maximum(chosen, 0)] for i in index.values()], sizes)
+        flat = np.where(chosen >= 0, flat, -1)
+        data = pick(arrange(array, [*before, *index, *after]), flat, sizes, runs, len(before))
+        return Labelled(data, (*before, M, *after))
 
     # --- forms ---------------------------------------------------------------------------------------------
 
@@ -289,17 +310,18 @@ class Site:
         array = self.order.multiply(piece.factors)
         if M not in array.axes:
             array = self.order.combine(jnp.multiply, array, Labelled(jnp.ones(len(key), array.data.dtype), (M,)))
-        rest = tuple(axis for axis in array.axes if axis != M)
-        data = arrange(array, [M, *rest])
+        before, after = self.order.around(axis for axis in array.axes if axis != M)
+        data = arrange(array, [*before, M, *after])
         where = [None if a in gone else w for a, w in enumerate(layout.where)]
         if kept:
             found, target = np.unique(key, return_inverse=True)
-            entries = from_keys(found, covered, kept, self.shape, value_shape)
-            data = _sum_into(data, target.reshape(-1), len(found))
-            return Piece(Layout(tuple(where), entries), (Labelled(data, (M, *rest)),))
+            entries, order = from_keys(found, covered, kept, self.shape, value_shape)
+            back = np.argsort(order)
+            data = _sum_into(data, back[target.reshape(-1)], (len(found),), before=len(before))
+            return Piece(Layout(tuple(where), entries), (Labelled(data, (*before, M, *after)),))
         full = tuple(self.shape[j] for j in covered)
-        data = _sum_into(data, key, math.prod(full)).reshape(*full, *data.shape[1:])
-        return Piece(Layout(tuple(where)), (_drop_unit(Labelled(data, (*map(E, covered), *rest))),))
+        data = _sum_into(data, key, full, layout.entries.runs, len(before))
+        return Piece(Layout(tuple(where)), (_drop_unit(Labelled(data, (*before, *map(E, covered), *after))),))
 
 
 def _drop_unit(array: Labelled) -> Labelled:
@@ -308,27 +330,76 @@ def _drop_unit(array: Labelled) -> Labelled:
     return Labelled(jnp.squeeze(array.data, unit), kept)
 
 
-def _place(data: jax.Array, target: np.ndarray, count: int, has_rows: bool) -> tuple[jax.Array, np.ndarray | None]:
-    """Put row i of `data` in place target[i]; the mask says which places got one, None if all."""
-    source = np.full(count, -1, np.int64)
-    source[target] = np.arange(len(target))
-    mask = source >= 0
-    if has_rows and not (len(target) == count and np.array_equal(source, np.arange(count))):
-        data = data.at[np.maximum(source, 0).astype(np.int32)].get(mode="promise_in_bounds")
-    return data, None if mask.all() else mask
+def pick(
+    data: jax.Array, index: np.ndarray, shape: Sequence[int], runs: tuple[int, ...] = (), before: int = 0
+) -> jax.Array:
+    """Rows of an array; -1 stands for any finite number. Runs are read as slices, all else by a gather.
+
+    Args:
+        data: `before` axes, then axes of `shape`, then others.
+        index: numbers of positions in `shape`.
+        shape: the axes that become one.
+        runs: where runs of neighbouring positions begin, and the end of the last.
+        before: how many axes come first.
+    """
+    lead, rest = data.shape[:before], data.shape[before + len(shape) :]
+    whole = (slice(None),) * before
+    if runs:
+        parts = []
+        for start, stop in zip(runs[:-1], runs[1:], strict=True):
+            part, window = index[start:stop], as_window(index[start:stop], shape)
+            if window is not None:
+                parts.append(data[(*whole, *window)].reshape(*lead, -1, *rest))
+            elif (part < 0).all():
+                parts.append(jnp.zeros((*lead, len(part), *rest), data.dtype))
+            else:
+                break
+        else:
+            return jnp.concatenate(parts, axis=before) if len(parts) > 1 else parts[0]
+    flat = data.reshape(*lead, -1, *rest)
+    if len(index) == math.prod(shape) and np.array_equal(index, np.arange(len(index))):
+        return flat
+    return flat.at[(*whole, np.maximum(index, 0).astype(np.int32))].get(mode="promise_in_bounds")
 
 
-def _sum_into(data: jax.Array, target: np.ndarray, count: int) -> jax.Array:
-    """The sum of the rows of `data` for each target, by one gather where the groups are of similar size."""
+def _sum_windows(
+    data: jax.Array, target: np.ndarray, shape: tuple[int, ...], runs: tuple[int, ...], before: int
+) -> jax.Array | None:
+    """The sum of runs, each put in its window of an array; None where a run is no window."""
+    lead, rest, total = data.shape[:before], data.shape[before + 1 :], None
+    for start, stop in zip(runs[:-1], runs[1:], strict=True):
+        window = as_window(target[start:stop], shape)
+        if window is None:
+            return None
+        part = jax.lax.slice_in_dim(data, start, stop, axis=before)
+        part = part.reshape(*lead, *(w.stop - w.start for w in window), *rest)
+        padding = [(w.start, n - w.stop, 0) for w, n in zip(window, shape, strict=True)]
+        padding = [*((0, 0, 0) for _ in lead), *padding, *((0, 0, 0) for _ in rest)]
+        part = jax.lax.pad(part, jnp.zeros((), data.dtype), padding)
+        total = part if total is None else total + part
+    return total
+
+
+def _sum_into(
+    data: jax.Array, target: np.ndarray, shape: tuple[int, ...], runs: tuple[int, ...] = (), before: int = 0
+) -> jax.Array:
+    """The sum of the rows of `data` for each target, in place of the axis of rows an array of some shape."""
+    count, lead, rest = math.prod(shape), data.shape[:before], data.shape[before + 1 :]
+    total = _sum_windows(data, target, shape, runs, before) if runs else None
+    if total is not None:
+        return total
     sizes = np.bincount(target, minlength=count)
     most = int(sizes.max(initial=0))
     if most <= 1 and len(target) == count and np.array_equal(target, np.arange(count)):
-        return data
+        return data.reshape(*lead, *shape, *rest)
     if most * count > 4 * len(target) + 1024:
-        return jax.ops.segment_sum(data, jnp.asarray(target, jnp.int32), num_segments=count)
+        rows_first = jnp.moveaxis(data, before, 0)
+        total = jax.ops.segment_sum(rows_first, jnp.asarray(target, jnp.int32), num_segments=count)
+        return jnp.moveaxis(total, 0, before).reshape(*lead, *shape, *rest)
     order = np.argsort(target, kind="stable")
     place = np.arange(len(target)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     index = np.full((most, count), len(target), np.int32)  # one past the end: a zero
     index[place, target[order]] = order
-    padded = jnp.concatenate([data, jnp.zeros((1, *data.shape[1:]), data.dtype)])
-    return padded.at[index].get(mode="promise_in_bounds").sum(axis=0, dtype=data.dtype)
+    padded = jnp.concatenate([data, jnp.zeros((*lead, 1, *rest), data.dtype)], axis=before)
+    total = padded.at[((slice(None),) * before + (index,))].get(mode="promise_in_bounds")
+    return total.sum(axis=before, dtype=data.dtype).reshape(*lead, *shape, *rest)

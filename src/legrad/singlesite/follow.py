@@ -118,6 +118,8 @@ def _met(op: Op, step: Step, results: list[Change | None], rule: bool) -> Met:
             arrays = [change.value]
         elif isinstance(change, Lazy):
             arrays = [factor for piece in change.pieces for factor in piece.factors]
+            if op.name == "dot_general":  # a factor without candidates is the constant side, read where it is
+                arrays = [factor for factor in arrays if K in factor.axes]
         numbers += sum(array.data.size for array in arrays)
         total += sum(array.data.size * array.data.dtype.itemsize for array in arrays)
     return Met(op, tuple(results), rule, numbers, total, numbers * _depth(op), _vote(op, step))

@@ -8,7 +8,7 @@ XLA's CPU code many times slower).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from string import ascii_letters
 from typing import Any, NamedTuple
 
@@ -63,6 +63,12 @@ class Order:
     def sort(self, axes: Collection[Axis]) -> tuple[Axis, ...]:
         """Axes in the order of memory."""
         return tuple(sorted(axes, key=lambda axis: (self.rank[axis[0]], axis[1])))
+
+    def around(self, axes: Iterable[Axis]) -> tuple[list[Axis], list[Axis]]:
+        """The axes that come before those of the elements, and those that come after."""
+        ordered = self.sort(list(axes))
+        before = [axis for axis in ordered if self.rank[axis[0]] < self.rank["e"]]
+        return before, [axis for axis in ordered if axis not in before]
 
     def combine(self, fn: Callable[..., Any], *arrays: Labelled) -> Labelled:
         """Apply an elementwise function to arrays of different axes."""

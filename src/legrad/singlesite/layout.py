@@ -18,15 +18,21 @@ from functools import cached_property
 import numpy as np
 
 ENTRIES = "m"
+_MOST_RUNS = 16
 Where = int | str | None
 
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """Pairs of an element and a position, by axis; sorted, and none twice."""
+    """Pairs of an element and a position, by axis; none twice.
+
+    Pairs with the same distance from element to position stand together where there are few distances, as on chains
+    and grids: each such run is then a window of the latent, and reading it is no gather but a slice.
+    """
 
     elements: dict[int, np.ndarray]
     positions: dict[int, np.ndarray]
+    runs: tuple[int, ...] = ()  # where each run begins, and the end of the last; empty where there are none
 
     @cached_property
     def size(self) -> int:
@@ -62,7 +68,7 @@ class Layout:
         entries = self.entries
         if entries is not None:
             moved = {positions[a]: p for a, p in entries.positions.items()}
-            entries = Entries(entries.elements, moved)
+            entries = Entries(entries.elements, moved, entries.runs)
         return Layout(tuple(where), entries)
 
     def on(self, axes: Sequence[int]) -> Layout:
@@ -70,7 +76,8 @@ class Layout:
         number = {a: i for i, a in enumerate(axes)}
         entries = self.entries
         if entries is not None:
-            entries = Entries(entries.elements, {number[a]: p for a, p in entries.positions.items() if a in number})
+            kept = {number[a]: p for a, p in entries.positions.items() if a in number}
+            entries = Entries(entries.elements, kept, entries.runs)
         return Layout(tuple(self.where[a] for a in axes), entries)
 
     def free(self) -> list[int]:
@@ -130,14 +137,42 @@ def keys(
 
 def from_keys(
     unique: np.ndarray, elements: Sequence[int], positions: Sequence[int], shape: Sequence[int], value_shape: Sequence[int]
-) -> Entries:
-    """The entries that sorted numbers of `keys` stand for."""
+) -> tuple[Entries, np.ndarray]:
+    """The entries that numbers of `keys`, sorted and none twice, stand for; and the order that they are put in."""
     sizes = [shape[j] for j in elements] + [value_shape[a] for a in positions]
     columns = [c.astype(np.int32) for c in np.unravel_index(unique, sizes)]
-    return Entries(
-        dict(zip(elements, columns[: len(elements)], strict=True)),
-        dict(zip(positions, columns[len(elements) :], strict=True)),
+    order, runs = _runs(columns[: len(elements)], columns[len(elements) :])
+    columns = [c[order] for c in columns]
+    own = dict(zip(elements, columns[: len(elements)], strict=True))
+    return Entries(own, dict(zip(positions, columns[len(elements) :], strict=True)), runs), order
+
+
+def _runs(elements: list[np.ndarray], positions: list[np.ndarray]) -> tuple[np.ndarray, tuple[int, ...]]:
+    count = len(elements[0])
+    if len(elements) == len(positions) and count:
+        distance = np.stack([p - e for p, e in zip(positions, elements, strict=True)])
+        if len(np.unique(distance[:, :: max(1, count // 64)], axis=1).T) <= _MOST_RUNS:
+            found, which = np.unique(distance, axis=1, return_inverse=True)
+            if found.shape[1] <= _MOST_RUNS:
+                which = which.reshape(-1)
+                order = np.argsort(which, kind="stable")
+                return order, (0, *(int(n) for n in np.cumsum(np.bincount(which))))
+    return np.arange(count), ()
+
+
+def as_window(index: np.ndarray, shape: Sequence[int]) -> list[slice] | None:
+    """The window of an array that numbers of its positions enumerate in order; None where they do not."""
+    if len(index) == 0 or index[0] < 0:
+        return None
+    first, last = np.unravel_index(index[0], shape), np.unravel_index(index[-1], shape)
+    window = [slice(int(lo), int(hi) + 1) for lo, hi in zip(first, last, strict=True)]
+    extent = [w.stop - w.start for w in window]
+    if min(extent, default=1) < 1 or math.prod(extent) != len(index):
+        return None
+    grid = np.ravel_multi_index(
+        np.ix_(*(np.arange(w.start, w.stop) for w in window)), tuple(shape)
     )
+    return window if np.array_equal(grid.reshape(-1), index) else None
 
 
 def union(
@@ -192,6 +227,6 @@ def union(
             found_keys.append(keys(table, elements, positions, shape, value_shape))
         unique = np.unique(np.concatenate(found_keys))
         if 2 * len(unique) <= everything:
-            entries = from_keys(unique, elements, positions, shape, value_shape)
+            entries, _ = from_keys(unique, elements, positions, shape, value_shape)
             return Layout(tuple(ENTRIES if a in listed else w for a, w in enumerate(where)), entries)
     return Layout(tuple(None if a in listed else w for a, w in enumerate(where)))

@@ -64,8 +64,10 @@ def _fit_memory(program: Program, number: int, values: dict[int, Any], plan: Pla
     for axis in [*sorted(free, key=lambda axis: -plan.sizes[axis]), K]:
         if plan.peak <= memory:
             break
-        size = max(1, int(plan.sizes[axis] * memory / plan.peak))
-        if size < plan.sizes[axis]:
+        whole = plan.sizes[axis]
+        blocks = -(-whole // max(1, int(whole * memory / plan.peak)))
+        size = -(-whole // blocks)  # all of about the same size: the last one overlaps little
+        if size < whole:
             sizes = plan.sizes | {axis: size}
             plan = Plan(plan.site_shape, sizes, (*plan.blocked, axis), plan.sparse)
             plan = _dry_run(program, number, values, plan)
@@ -105,7 +107,7 @@ def _peak(program: Program, met: list[Met]) -> int:
     rest is held until it is last used.
     """
     last: dict[int, int] = {}
-    passing = {i for m in met for i in m.op.outputs} - set(program.outputs)
+    passing = {i for m in met for i in m.op.outputs}  # outputs are summed at once
     for at, op in enumerate(program.ops):
         last.update(dict.fromkeys(op.inputs, at))
         if op.name not in IN_PASSING:

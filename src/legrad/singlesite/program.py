@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from legrad import _compat
@@ -13,7 +14,10 @@ from legrad.interpreter import interpret
 from legrad.known import read
 
 class Op(NamedTuple):
-    """One equation; its operands and results by number."""
+    """One equation; its operands and results by number.
+
+    A look-up in a constant table by several indices has each index as an operand of its own: see `Program._parts`.
+    """
 
     eqn: Any
     inputs: tuple[int, ...]
@@ -23,6 +27,13 @@ class Op(NamedTuple):
     def name(self) -> str:
         """The primitive's name."""
         return str(self.eqn.primitive.name)
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """The results for some operands."""
+        if len(operands) > len(self.eqn.invars):
+            table, *parts = operands
+            operands = [table, jnp.concatenate(parts, axis=-1)]
+        return _compat.run(self.eqn, operands)
 
 
 class Program:
@@ -43,6 +54,7 @@ class Program:
         self._made: dict[int, Op] = {}
         self._read: dict[int, Any] = {}
         self.inputs = [self._number(v.aval) for v in closed.jaxpr.invars]
+        self._varying = set(self.inputs)
         self.outputs = interpret(closed.jaxpr, closed.consts, self.inputs, self._append, self._constant)
         self._drop_dead()
 
@@ -68,10 +80,26 @@ class Program:
     def _append(self, eqn: Any, operands: list[int]) -> list[int]:
         if self._never_nan(eqn, operands):
             return [operands[1]]
+        operands = self._parts(eqn, operands)
         op = Op(eqn, tuple(operands), tuple(self._number(v.aval) for v in eqn.outvars))
+        if not self._varying.isdisjoint(operands):
+            self._varying.update(op.outputs)
         self.ops.append(op)
         self._made.update(dict.fromkeys(op.outputs, op))
         return list(op.outputs)
+
+    def _parts(self, eqn: Any, operands: list[int]) -> list[int]:
+        """The indices of a look-up J[a, b] one by one, where the table is a constant.
+
+        JAX glues them together first, and a change of one would have to be followed as a change of pairs.
+        """
+        glue = self._made.get(operands[1]) if eqn.primitive.name == "gather" else None
+        if glue is None or glue.name != "concatenate" or operands[0] in self._varying:
+            return operands
+        last = len(self.shapes[operands[1]]) - 1
+        if glue.eqn.params["dimension"] != last or any(self.shapes[i][last] != 1 for i in glue.inputs):
+            return operands
+        return [operands[0], *glue.inputs]
 
     def _never_nan(self, eqn: Any, operands: list[int]) -> bool:
         """Whether this is the test for NaN in `logaddexp` where one side is a finite constant, as in `softplus`.
@@ -98,7 +126,7 @@ class Program:
         """Every value of the program at `x`."""
         values = dict(self.constants) | dict(zip(self.inputs, x, strict=True))
         for op in self.ops:
-            values.update(zip(op.outputs, _compat.run(op.eqn, [values[i] for i in op.inputs]), strict=True))
+            values.update(zip(op.outputs, op.run([values[i] for i in op.inputs]), strict=True))
         return values
 
     def dependents(self, number: int) -> set[int]:
@@ -126,6 +154,6 @@ class Program:
         if any(x is None for x in operands):
             return None
         with jax.ensure_compile_time_eval():
-            results = _compat.run(op.eqn, operands)
+            results = op.run(operands)
         self._read.update(zip(op.outputs, results, strict=True))
         return self._read[number]

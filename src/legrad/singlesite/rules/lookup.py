@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 
 from legrad import _compat
 from legrad.singlesite.change import Change, New
-from legrad.singlesite.labelled import Axis, Labelled, V, spread
+from legrad.singlesite.labelled import Axis, Labelled, V, arrange
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.rules.fallback import fallback, linear
 from legrad.singlesite.rules.movement import Move, merge, move
@@ -20,11 +20,12 @@ from legrad.singlesite.rules.operand import Operand, Rule, Step
 
 def gather(step: Step) -> list[Change | None]:
     """x[constant], table[latent]; both at once take the batched primitive."""
-    x, index = step.operands
-    if x.change is not None and index.change is not None:
-        return fallback(step)
+    x, *parts = step.operands
     if x.change is None:
-        return _look_up(step, x, index)
+        return _look_up(step, x, parts)
+    (index,) = parts
+    if index.change is not None:
+        return fallback(step)
     known = index.read()
     if known is None or x.base.size == 0 or index.base.size == 0:
         return linear(step) if step.lazy() and jnp.issubdtype(x.base.dtype, jnp.number) else fallback(step)
@@ -74,47 +75,60 @@ def _read(v: Any, source: np.ndarray, fill: Any) -> Any:
     return taken if (source >= 0).all() else jnp.where(jnp.asarray(source >= 0), taken, fill)
 
 
-def _look_up(step: Step, table: Operand, index: Operand) -> list[Change | None]:
-    """A table at a changed index: one look-up for each place that is touched."""
-    site, numbers = step.site, step.eqn.params["dimension_numbers"]
-    last = len(index.shape) - 1
-    assert index.change is not None
-    layout = site.union(site.layouts(index.change), index.shape, [last])
-    changed = site.as_new(index.change, index.base, layout)
+def _look_up(step: Step, table: Operand, parts: Sequence[Operand]) -> list[Change | None]:
+    """A table at changed indices: one look-up for each place that is touched."""
+    site, numbers, shape = step.site, step.eqn.params["dimension_numbers"], parts[0].shape
+    last = len(shape) - 1
+    layouts = [layout for p in parts if p.change is not None for layout in site.layouts(p.change)]
+    layout = site.union(layouts, shape, [last])
+    columns: list[Labelled] = []
+    for p in parts:
+        column = site.take(p.base, layout) if p.change is None else site.as_new(p.change, p.base, layout)
+        columns += [column] if p.shape[last] == 1 else [_component(column, V(last), i) for i in range(p.shape[last])]
+    # Batch axes of table and index go together: there the index is the position itself.
     batching = tuple(getattr(numbers, "operand_batching_dims", ()))
-    followed = tuple(getattr(numbers, "start_indices_batching_dims", ()))
-    own = [site.position(layout, a, index.shape[a]) if index.shape[a] > 1 else None for a in followed]
-    used = {axis for array in (changed, *(p for p in own if p is not None)) for axis in array.axes} - {V(last)}
-    order = site.order.sort(used)
-    sizes: dict[Axis, int] = {}
-    for array in (changed, *(p for p in own if p is not None)):
-        sizes |= {axis: array.size_of(axis) for axis in array.axes}
-    sizes |= {V(last): index.shape[last]}
-    vector = spread(changed, [*order, V(last)], sizes)
-    columns = [
-        jnp.zeros(vector.shape[:-1], vector.dtype) if p is None else spread(p, order, sizes).astype(vector.dtype)
-        for p in own
-    ]
-    vector = jnp.concatenate([*(c[..., None] for c in columns), vector], axis=-1)
-    offsets = len(numbers.offset_dims)
+    own = [site.position(layout, a, shape[a]) for a in getattr(numbers, "start_indices_batching_dims", ())]
+    columns = [*(Labelled(p.data.astype(columns[0].data.dtype), p.axes) for p in own), *columns]
+    order = site.order.sort({axis for column in columns for axis in column.axes})
     plain = jax.lax.GatherDimensionNumbers(
-        offset_dims=tuple(range(len(order), len(order) + offsets)),
+        offset_dims=tuple(range(len(order), len(order) + len(numbers.offset_dims))),
         collapsed_slice_dims=tuple(sorted((*numbers.collapsed_slice_dims, *batching))),
         start_index_map=(*batching, *numbers.start_index_map),
     )
-    params = {**step.eqn.params, "dimension_numbers": plain}
-    data = step.eqn.primitive.bind(table.base, vector, **params)
+    data = _gathered(step, table.base, [arrange(column, order) for column in columns], plain)
     batch_out = [b for b in range(len(step.shape)) if b not in numbers.offset_dims]
-    names = {V(a): V(b) for a, b in zip(range(last), batch_out, strict=True)}
-    # Offset axes first under names of their own: those of the index may be the same.
-    axes = [names.get(axis, axis) for axis in order] + [V(b) for b in numbers.offset_dims]
+    number = dict(zip(range(last), batch_out, strict=True))
+    axes = [V(number[axis[1]]) if axis[0] == "v" else axis for axis in order] + [V(b) for b in numbers.offset_dims]
     where: list[Any] = [None] * len(step.shape)
-    for a, b in zip(range(last), batch_out, strict=True):
+    for a, b in number.items():
         where[b] = layout.where[a]
-    moved = Layout(layout.where[:last], layout.entries).rename(where, dict(zip(range(last), batch_out, strict=True)))
+    moved = Layout(layout.where[:last], layout.entries).rename(where, number)
     unit = tuple(i for i, n in enumerate(data.shape) if n == 1)
     kept = tuple(axis for i, axis in enumerate(axes) if i not in unit)
     return [New(moved, Labelled(data.squeeze(unit), kept))]
+
+
+def _component(array: Labelled, axis: Axis, i: int) -> Labelled:
+    if axis not in array.axes:
+        return array
+    at = array.axes.index(axis)
+    return Labelled(jax.lax.index_in_dim(array.data, i, at, keepdims=False), (*array.axes[:at], *array.axes[at + 1 :]))
+
+
+def _gathered(step: Step, table: Any, columns: list[Any], numbers: Any) -> Any:
+    """Look up by separate indices; one number each from a table of known bounds takes one flat index."""
+    shape = jnp.broadcast_shapes(*(c.shape for c in columns))
+    params = {**step.eqn.params, "dimension_numbers": numbers}
+    bounded = params["mode"] == jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    if bounded and table.size < 1 << 31 and not numbers.offset_dims and len(numbers.collapsed_slice_dims) == table.ndim and len(columns) > 1:
+        sizes = [table.shape[d] for d in numbers.start_index_map]
+        flat = columns[0].astype(jnp.int32)  # narrow types could not hold the product
+        for size, column in zip(sizes[1:], columns[1:], strict=True):
+            flat = flat * size + column.astype(jnp.int32)
+        table = jnp.transpose(table, numbers.start_index_map).reshape(-1)
+        return table.at[flat].get(mode="promise_in_bounds")
+    vector = jnp.stack([jnp.broadcast_to(c, shape) for c in columns], axis=-1)
+    return step.eqn.primitive.bind(table, vector, **params)
 
 
 def scatter(step: Step) -> list[Change | None]:

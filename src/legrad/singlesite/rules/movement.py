@@ -135,23 +135,24 @@ def _listed(
     moved = type(table)(None, elements, positions)
     key = keys(moved, axes, listed, site.shape, out)
     sort = np.argsort(key, kind="stable")
-    entries = from_keys(key[sort], axes, listed, site.shape, out)
+    entries, order = from_keys(key[sort], axes, listed, site.shape, out)
     where: list[Any] = [ENTRIES if b in positions else None for b in range(len(out))]
     for a, b in how.passed.items():
         if a not in follow:
             where[b] = layout.where[a]
-    chosen = which[sort]
+    chosen = which[sort][order]
     names = {V(a): V(b) for a, b in how.passed.items() if a not in follow}
     results = []
     for array in arrays:
-        data, rest = site._to_rows(array, table, layout, axes)
-        index: dict[Axis, np.ndarray] = {M: row[chosen]} if rest[:1] == (M,) else {}
-        index |= {V(a): at[a][chosen] for a in free if V(a) in rest}
-        if not index:
-            results.append(Labelled(data, rest).rename(names))
+        listing = [a for a in free if V(a) in array.axes]
+        if not listing:
+            results.append(site.rows_of(array, table, layout, axes, row[chosen], entries.runs).rename(names))
             continue
-        left = tuple(axis for axis in rest if axis not in index)
-        picked = arrange(Labelled(data, rest), [*index, *left]).at[tuple(index.values())].get(mode="promise_in_bounds")
+        every = site.rows_of(array, table, layout, axes, np.arange(count))
+        index: dict[Axis, np.ndarray] = {M: row[chosen]} if M in every.axes else {}
+        index |= {V(a): at[a][chosen] for a in listing}
+        left = tuple(axis for axis in every.axes if axis not in index)
+        picked = arrange(every, [*index, *left]).at[tuple(index.values())].get(mode="promise_in_bounds")
         results.append(Labelled(picked, (M, *left)).rename(names))
     return Layout(tuple(where), entries), results, None
 

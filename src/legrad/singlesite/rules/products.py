@@ -11,7 +11,7 @@ import numpy as np
 
 from legrad.singlesite.change import Change, Lazy, Piece, Site
 from legrad.singlesite.labelled import Axis, E, Labelled, V
-from legrad.singlesite.layout import ENTRIES, Layout, from_keys
+from legrad.singlesite.layout import ENTRIES, Entries, Layout, from_keys
 from legrad.singlesite.rules.operand import Operand, Rule, Step
 
 _SPARSE = 0.3  # a matrix with a smaller share of nonzeros is read by its entries
@@ -137,7 +137,7 @@ def _with_constant(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece:
             positions[b] = layout.entries.positions[a]
     entries = layout.entries
     if entries is not None:
-        entries = type(entries)(entries.elements, positions)
+        entries = Entries(entries.elements, positions, entries.runs)
     sparse = _by_entries(step, dot, p, constant)
     if sparse is not None:
         return sparse
@@ -215,14 +215,14 @@ def _by_entries(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece | No
         return None
     matrix = matrix if b == 0 else matrix.T  # (element, position)
     key = np.flatnonzero(matrix)
-    entries = from_keys(key, [j], [0], site.shape, step.shape)
+    entries, _ = from_keys(key, [j], [0], site.shape, step.shape)
     column = step.site.take(constant.base if b == 0 else constant.base.T, Layout((ENTRIES, ENTRIES), _both(entries, j)))
     factors = [_to_entries(f, entries.elements[j], j) for f in p.factors]
     return Piece(Layout((ENTRIES,), entries), site.grouped([*factors, column]))
 
 
 def _both(entries: Any, j: int) -> Any:
-    return type(entries)(entries.elements, {0: entries.elements[j], 1: entries.positions[0]})
+    return Entries(entries.elements, {0: entries.elements[j], 1: entries.positions[0]})
 
 
 def _to_entries(array: Labelled, index: np.ndarray, j: int) -> Labelled:
