@@ -31,9 +31,14 @@ def auto(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int) -
     program = Program(f, x)
     values = pivot(program, leaves)
     results = []
-    for number, leaf, choices in zip(program.inputs, leaves, jax.tree.leaves(candidates), strict=True):
+    for at, (leaf, choices) in enumerate(zip(leaves, jax.tree.leaves(candidates), strict=True)):
+        number = program.inputs[at]
+
+        def one(moved: jax.Array, at: int = at) -> Tree:
+            return f(jax.tree.unflatten(structure, [*leaves[:at], moved, *leaves[at + 1 :]]))
+
         choices = jnp.asarray(choices, leaf.dtype)
-        results.append(_leaf(program, number, values, choices, memory))
+        results.append(_leaf(program, number, values, choices, memory, one))
     here = jax.tree.unflatten(program.structure, [jnp.sum(values[i]) for i in program.outputs])
     return here, jax.tree.unflatten(structure, results)
 
@@ -45,11 +50,14 @@ def pivot(program: Program, leaves: list[jax.Array]) -> dict[int, Any]:
     return {i: jax.lax.optimization_barrier(v) if i in made else v for i, v in values.items()}
 
 
-def _leaf(program: Program, number: int, values: dict[int, Any], choices: jax.Array, memory: int) -> Tree:
+def _leaf(program: Program, number: int, values: dict[int, Any], choices: jax.Array, memory: int, f: Any) -> Tree:
     if choices.size == 0 or not any(i in program.dependents(number) for i in program.outputs):
         totals = [jnp.zeros(choices.shape, jnp.sum(values[i]).dtype) for i in program.outputs]
     else:
         plan = make_plan(program, number, values, len(choices), memory)
+        if plan.brute:
+            here = jax.tree.unflatten(program.structure, [values[i] for i in program.outputs])
+            return brute(f, values[number], choices, memory=memory, pivot=here)
         totals = run(program, number, values, choices, plan)
     return jax.tree.unflatten(program.structure, totals)
 
@@ -78,5 +86,3 @@ def run(
     totals = [jnp.zeros(choices.shape, jnp.sum(values[i]).dtype) for i in program.outputs]
     return jax.lax.fori_loop(0, math.prod(map(len, firsts)), block, totals)
 
-
-_ = brute

@@ -388,18 +388,13 @@ def _sum_into(
     total = _sum_windows(data, target, shape, runs, before) if runs else None
     if total is not None:
         return total
-    sizes = np.bincount(target, minlength=count)
-    most = int(sizes.max(initial=0))
-    if most <= 1 and len(target) == count and np.array_equal(target, np.arange(count)):
+    if len(target) == count and np.array_equal(target, np.arange(count)):
         return data.reshape(*lead, *shape, *rest)
-    if most * count > 4 * len(target) + 1024:
-        rows_first = jnp.moveaxis(data, before, 0)
-        total = jax.ops.segment_sum(rows_first, jnp.asarray(target, jnp.int32), num_segments=count)
-        return jnp.moveaxis(total, 0, before).reshape(*lead, *shape, *rest)
-    order = np.argsort(target, kind="stable")
-    place = np.arange(len(target)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    index = np.full((most, count), len(target), np.int32)  # one past the end: a zero
-    index[place, target[order]] = order
-    padded = jnp.concatenate([data, jnp.zeros((*lead, 1, *rest), data.dtype)], axis=before)
-    total = padded.at[((slice(None),) * before + (index,))].get(mode="promise_in_bounds")
-    return total.sum(axis=before, dtype=data.dtype).reshape(*lead, *shape, *rest)
+    total = jax.ops.segment_sum(
+        jnp.moveaxis(data, before, 0),
+        jnp.asarray(target, jnp.int32),
+        num_segments=count,
+        indices_are_sorted=bool(np.all(target[1:] >= target[:-1])),
+        mode="promise_in_bounds",
+    )
+    return jnp.moveaxis(total, 0, before).reshape(*lead, *shape, *rest)

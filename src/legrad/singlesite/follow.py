@@ -122,10 +122,10 @@ def _met(op: Op, step: Step, results: list[Change | None], rule: bool) -> Met:
                 arrays = [factor for factor in arrays if K in factor.axes]
         numbers += sum(array.data.size for array in arrays)
         total += sum(array.data.size * array.data.dtype.itemsize for array in arrays)
-    return Met(op, tuple(results), rule, numbers, total, numbers * _depth(op), _vote(op, step))
+    return Met(op, tuple(results), rule, numbers, total, numbers * depth(op), _vote(op, step))
 
 
-def _depth(op: Op) -> int:
+def depth(op: Op) -> int:
     """How many multiplications one number of a result takes."""
     if op.name != "dot_general":
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from legrad.singlesite.change import Site
-from legrad.singlesite.follow import Met, follow
+from legrad.singlesite.follow import Met, depth, follow
 from legrad.singlesite.labelled import Axis, E, K, Order
 from legrad.singlesite.program import Program
 from legrad.singlesite.rules.elementwise import RULES as ELEMENTWISE
@@ -29,6 +30,8 @@ class Plan:
         values_first: the order of axes in memory.
         met: the operations that the change reaches.
         peak: bytes held at once by one block, about.
+        work: how many multiplications and function values, about.
+        brute_work: the same for evaluating the whole program each time.
     """
 
     site_shape: tuple[int, ...]
@@ -38,6 +41,13 @@ class Plan:
     values_first: bool = False
     met: list[Met] = field(default_factory=list)
     peak: int = 0
+    work: int = 0
+    brute_work: int = 0
+
+    @property
+    def brute(self) -> bool:
+        """Whether following the changes saves nothing."""
+        return self.work > 0.9 * self.brute_work
 
     def site(self, starts: dict[Axis, Any] | None = None) -> Site:
         """The site of one block."""
@@ -49,8 +59,14 @@ def make_plan(program: Program, number: int, values: dict[int, Any], count: int,
     shape = program.shapes[number]
     full = {K: count} | {E(j): n for j, n in enumerate(shape)}
     plan = _dry_run(program, number, values, Plan(shape, full))
+    plan.brute_work = count * math.prod(shape) * _once(program, number)
+    plan.work = sum(m.work for m in plan.met)
+    if plan.brute:
+        return plan
+    work = plan.work, plan.brute_work
     if plan.peak > memory:
         plan = _fit_memory(program, number, values, plan, memory)
+    plan.work, plan.brute_work = work
     plan.values_first = sum(met.vote for met in plan.met) > 0
     return plan
 
@@ -125,3 +141,10 @@ def _peak(program: Program, met: list[Met]) -> int:
         peak = max(peak, sum(held.values()))
         held = {i: size for i, size in held.items() if last.get(i, -1) > place[id(m.op)]}
     return peak + 2 * largest
+
+
+def _once(program: Program, number: int) -> int:
+    """The work of what depends on one input, in one evaluation of the program."""
+    found = program.dependents(number)
+    reached = [op for op in program.ops if not found.isdisjoint(op.outputs)]
+    return sum(depth(op) * sum(math.prod(program.shapes[i]) for i in op.outputs) for op in reached)
