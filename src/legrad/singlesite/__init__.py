@@ -40,7 +40,14 @@ def single_site(
     if method == "brute":
         return brute(f, x, candidates, memory=memory)
     here, changes = auto(f, x, candidates, memory=memory)
-    return jax.tree.map(lambda change: jax.tree.map(jnp.add, here, change), changes, is_leaf=_is_result(here))
+    is_result = _is_result(here)
+
+    def add() -> Any:
+        return jax.tree.map(lambda change: jax.tree.map(jnp.add, here, change), changes, is_leaf=is_result)
+
+    # A pivot that f forbids, f(x) = -inf, says nothing about its neighbours: a sum with it would be NaN.
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(v)) for v in jax.tree.leaves(here)] or [jnp.array(True)]))
+    return jax.lax.cond(finite, add, lambda: brute(f, x, candidates, memory=memory))
 
 
 def single_site_differences(

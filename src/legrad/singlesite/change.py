@@ -255,6 +255,15 @@ class Site:
                 done.append(piece)
         return Lazy(tuple(done))
 
+    def cast(self, change: Change, base: Any, dtype: Any) -> Change:
+        """The change of a value in another type. A difference of narrow or unsigned integers would wrap around."""
+        if isinstance(change, Lazy) and holds_differences(base.dtype):
+            cast = [Piece(p.layout, tuple(Labelled(f.data.astype(dtype), f.axes) for f in p.factors)) for p in change.pieces]
+            return Lazy(tuple(cast))
+        layout = self.union(self.layouts(change), tuple(base.shape))
+        value = self.as_new(change, base, layout)
+        return New(layout, Labelled(value.data.astype(dtype), value.axes))
+
     def loosen(self, change: Change, base: Any, axes: Collection[int]) -> Change:
         """The change without lists along axes of size 1, which are about to go."""
         listed = {a for layout in self.layouts(change) for a in layout.listed() if a in axes}
@@ -322,6 +331,11 @@ class Site:
         full = tuple(self.shape[j] for j in covered)
         data = _sum_into(data, key, full, layout.entries.runs, len(before))
         return Piece(Layout(tuple(where)), (_drop_unit(Labelled(data, (*before, *map(E, covered), *after))),))
+
+
+def holds_differences(dtype: Any) -> bool:
+    """Whether the difference of two numbers of a type is a number of that type."""
+    return bool(jnp.issubdtype(dtype, jnp.floating) or dtype in (jnp.int32, jnp.int64))
 
 
 def _drop_unit(array: Labelled) -> Labelled:

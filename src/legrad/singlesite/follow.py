@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from legrad.singlesite.change import Change, Lazy, New, Site
+from legrad.singlesite.change import Change, Lazy, New, Site, holds_differences
 from legrad.singlesite.labelled import E, K, Labelled
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.program import Op, Program
@@ -85,9 +85,7 @@ def _start(site: Site, candidates: jax.Array, base: jax.Array) -> Change:
     kept = tuple(axis for i, axis in enumerate(axes) if i not in unit)
     value = Labelled(candidates.squeeze(unit), kept)
     change = New(layout, value)
-    if jnp.issubdtype(base.dtype, jnp.floating) or base.dtype in (jnp.int32, jnp.int64):
-        return site.as_lazy(change, base)
-    return change
+    return site.as_lazy(change, base) if holds_differences(base.dtype) else change
 
 
 def _total(program: Program, site: Site, number: int, change: Change | None, base: Any) -> jax.Array:
@@ -95,9 +93,8 @@ def _total(program: Program, site: Site, number: int, change: Change | None, bas
     dtype = jnp.sum(base).dtype
     if change is None:
         return jnp.zeros(full, dtype)
-    if base.dtype != dtype and isinstance(change, New):
-        base = base.astype(dtype)
-        change = New(change.layout, Labelled(change.value.data.astype(dtype), change.value.axes))
+    if base.dtype != dtype:
+        change, base = site.cast(change, base, dtype), base.astype(dtype)
     step = Step(site, None, [Operand(base, change, lambda: None)], [base])
     pieces = sum_over(step, site.as_lazy(change, base).pieces, range(base.ndim), tuple(base.shape))
     axes = [K, *(E(j) for j in range(len(site.shape)))]

@@ -162,7 +162,7 @@ def _runs(elements: list[np.ndarray], positions: list[np.ndarray]) -> tuple[np.n
 
 def as_window(index: np.ndarray, shape: Sequence[int]) -> list[slice] | None:
     """The window of an array that numbers of its positions enumerate in order; None where they do not."""
-    if len(index) == 0 or index[0] < 0:
+    if len(index) == 0 or index.min() < 0:
         return None
     first, last = np.unravel_index(index[0], shape), np.unravel_index(index[-1], shape)
     window = [slice(int(lo), int(hi) + 1) for lo, hi in zip(first, last, strict=True)]

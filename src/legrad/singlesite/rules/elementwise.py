@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from legrad import _compat
-from legrad.singlesite.change import Change, Lazy, New, Piece
+from legrad.singlesite.change import Change, Lazy, New, Piece, holds_differences
 from legrad.singlesite.labelled import K, Labelled
 from legrad.singlesite.rules.operand import Operand, Rule, Step
 from legrad.singlesite.rules.products import multiply_pieces
@@ -121,14 +121,11 @@ def convert(step: Step) -> list[Change | None]:
     """Another type: linear between types that hold a difference."""
     (x,) = step.operands
     old, new = x.base.dtype, step.results[0].dtype
-    holds = jnp.issubdtype(old, jnp.floating) or old in (jnp.int32, jnp.int64)
     widens = jnp.issubdtype(new, jnp.floating) or (new == jnp.int64 and old == jnp.int32)
-    if not (holds and widens):
+    if not (holds_differences(old) and widens):
         return nonlinear(step)
-    pieces = [
-        Piece(p.layout, tuple(Labelled(f.data.astype(new), f.axes) for f in p.factors)) for p in step.pieces(x)
-    ]
-    return [Lazy(tuple(pieces))]
+    assert x.change is not None
+    return [step.site.cast(x.change, x.base, new)]
 
 
 def select(step: Step) -> list[Change | None]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad import _compat
-from legrad.singlesite.change import Change, New
+from legrad.singlesite.change import Change, Lazy, New
 from legrad.singlesite.labelled import Axis, Labelled, V, arrange
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.rules.fallback import fallback, linear
@@ -161,9 +161,15 @@ def _everywhere(operand: Operand, step: Step, source: np.ndarray) -> Move:
 def scatter_add(step: Step) -> list[Change | None]:
     """x.at[constant].add(y): linear in both."""
     x, index, y = step.operands
-    if index.change is None and y.change is None and x.change is not None:
-        return [step.site.as_lazy(x.change, x.base)]
-    return linear(step) if index.change is None else fallback(step)
+    if index.change is not None or not jnp.issubdtype(x.base.dtype, jnp.number):
+        return fallback(step)
+    pieces = [] if x.change is None else list(step.pieces(x))
+    if y.change is not None:
+        alone = Operand(jnp.zeros_like(x.base), None, lambda: None)
+        (added,) = linear(Step(step.site, step.eqn, [alone, index, y], step.results))
+        assert isinstance(added, Lazy)
+        pieces += added.pieces
+    return [step.site.tidy(pieces)]
 
 
 RULES: dict[str, Rule] = {"gather": gather, "scatter": scatter, "scatter-add": scatter_add, "scatter_add": scatter_add}

@@ -101,6 +101,7 @@ def dot_general(step: Step) -> list[Change | None]:
     """A contraction: linear in each side. With both changing, also the product of the two changes."""
     if not jnp.issubdtype(step.results[0].dtype, jnp.number):
         return _fallback(step)
+    step = _in_one_type(step)
     pieces: list[Piece] = []
     for side, x in enumerate(step.operands):
         if x.change is not None:
@@ -119,6 +120,16 @@ def dot_general(step: Step) -> list[Change | None]:
     pieces = [Piece(p.layout, tuple(Labelled(f.data.astype(dtype), f.axes) for f in p.factors)) for p in pieces]
     total = step.site.tidy(pieces)
     return [total] if len(total.pieces) <= 8 else _fallback(step)
+
+
+def _in_one_type(step: Step) -> Step:
+    """The operands in the type of the result: the primitive takes mixed ones."""
+    dtype, operands = step.results[0].dtype, []
+    for x in step.operands:
+        if x.change is not None and x.base.dtype != dtype:
+            x = Operand(x.base.astype(dtype), step.site.cast(x.change, x.base, dtype), x.read)
+        operands.append(x)
+    return Step(step.site, step.eqn, operands, step.results)
 
 
 def _fallback(step: Step) -> list[Change | None]:
