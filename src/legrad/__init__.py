@@ -1,6 +1,7 @@
 """Local expectation gradients: low-variance variational inference for latent variables of any kind."""
 
 from legrad.diagnostics.compare import compare
+from legrad.diagnostics.explain import explain
 from legrad.diagnostics.quadrature_error import quadrature_error
 from legrad.estimators import DisARM, Exact, LocalExpectation, Reparameterized, ScoreFunction
 from legrad.expectations import expectation
@@ -21,6 +22,7 @@ __all__ = [
     "ScoreFunction",
     "compare",
     "expectation",
+    "explain",
     "fit",
     "log_density",
     "quadrature_error",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import source_info_util
 from jax.extend import core as jex
 
 Literal = jex.Literal
@@ -51,12 +53,16 @@ def run(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def source_line(eqn: Any) -> str:
-    """The user's line of code that an equation comes from, as "file.py:12 (function)"; empty where unknown."""
-    from jax._src import source_info_util
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("jax", "numpyro", "legrad", "flax"))
 
+
+def source_line(eqn: Any) -> str:
+    """The line of code that an equation comes from, as "model.py:12": the user's, or else a library's."""
     try:
-        frame = source_info_util.user_frame(eqn.source_info.traceback)
+        frames = list(source_info_util.user_frames(eqn.source_info.traceback))
     except Exception:  # a report must not fail for want of a line number
         return ""
-    return "" if frame is None else f"{Path(frame.file_name).name}:{frame.start_line}"
+    users = [f for f in frames if not any(part in f.file_name for part in _LIBRARIES)]
+    for frame in users or frames:
+        return f"{Path(frame.file_name).name}:{frame.start_line}"
+    return ""

@@ -7,6 +7,7 @@ primitive does to it is up to the `rule` that the caller brings.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from legrad import _compat
@@ -15,7 +16,12 @@ Rule = Callable[[Any, list[Any]], Sequence[Any]]
 
 
 def interpret(
-    jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], rule: Rule, lift: Callable[[Any], Any]
+    jaxpr: Any,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    rule: Rule,
+    lift: Callable[[Any], Any],
+    enter: Callable[[Any], AbstractContextManager[None]] = lambda eqn: nullcontext(),
 ) -> list[Any]:
     """Run `jaxpr` on abstract `inputs`.
 
@@ -25,6 +31,7 @@ def interpret(
         inputs: one abstract value for each input variable.
         rule: `rule(equation, operands)` gives the abstract values of the equation's results.
         lift: makes an abstract value of a plain constant.
+        enter: a context to walk a nested program in, given the equation that wraps it.
     """
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, map(lift, consts), strict=True))
     env.update(zip(jaxpr.invars, inputs, strict=True))
@@ -35,6 +42,10 @@ def interpret(
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
         inner = _compat.wrapped_program(eqn)
-        results = rule(eqn, operands) if inner is None else interpret(*inner, operands, rule, lift)
+        if inner is None:
+            results = rule(eqn, operands)
+        else:
+            with enter(eqn):
+                results = interpret(*inner, operands, rule, lift, enter)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]

@@ -19,6 +19,7 @@ from legrad.fitting.arrays import split_arrays
 from legrad.fitting.checks import check_start
 from legrad.fitting.parameters import Parameters
 from legrad.fitting.result import FitResult
+from legrad.known import known
 from legrad.problem import Problem
 
 _CHUNK_SECONDS = 0.5  # how long compiled code runs between two looks at the clock
@@ -69,8 +70,8 @@ def fit(
     arrays, rebuild = split_arrays((args, kwargs))
 
     @jax.jit
-    def run(state: Any, start: jax.Array, number: jax.Array, key: jax.Array, arrays: Any) -> Any:
-        args, kwargs = rebuild(arrays)
+    def run(state: Any, start: jax.Array, number: jax.Array, key: jax.Array, data: Any) -> Any:
+        args, kwargs = rebuild(data)
 
         def loss(unconstrained: dict[str, Any], key: jax.Array) -> jax.Array:
             return estimator.loss(key, parameters.constrain(unconstrained), model, guide, *args, **kwargs)
@@ -82,8 +83,10 @@ def fit(
             history = history.at[i].set(-value)
             return optax.apply_updates(unconstrained, updates), memory, history
 
-        # A loop with traced bounds is one compiled program for chunks of any length.
-        return jax.lax.fori_loop(start, start + number, step, state)
+        # A loop with traced bounds is one compiled program for chunks of any length. It is compiled for these data
+        # alone, so what is sparse in them may be planned.
+        with known(data, arrays):
+            return jax.lax.fori_loop(start, start + number, step, state)
 
     unconstrained = parameters.unconstrain(parameters.initial)
     history = jnp.full(steps, jnp.nan, jnp.result_type(float))

@@ -16,6 +16,7 @@ from legrad.singlesite.follow import follow
 from legrad.singlesite.labelled import E, K
 from legrad.singlesite.plan import Plan, make_plan
 from legrad.singlesite.program import Program
+from legrad.singlesite.report import tell
 
 Tree = Any
 
@@ -31,6 +32,7 @@ def auto(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int) -
     program = Program(f, x)
     values = pivot(program, leaves)
     results = []
+    names = [_name(path) for path, _ in jax.tree.leaves_with_path(x)]
     for at, (leaf, choices) in enumerate(zip(leaves, jax.tree.leaves(candidates), strict=True)):
         number = program.inputs[at]
 
@@ -38,7 +40,7 @@ def auto(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int) -
             return f(jax.tree.unflatten(structure, [*leaves[:at], moved, *leaves[at + 1 :]]))
 
         choices = jnp.asarray(choices, leaf.dtype)
-        results.append(_leaf(program, number, values, choices, memory, one))
+        results.append(_leaf(program, number, names[at], values, choices, memory, one))
     here = jax.tree.unflatten(program.structure, [jnp.sum(values[i]) for i in program.outputs])
     return here, jax.tree.unflatten(structure, results)
 
@@ -50,16 +52,24 @@ def pivot(program: Program, leaves: list[jax.Array]) -> dict[int, Any]:
     return {i: jax.lax.optimization_barrier(v) if i in made else v for i, v in values.items()}
 
 
-def _leaf(program: Program, number: int, values: dict[int, Any], choices: jax.Array, memory: int, f: Any) -> Tree:
-    if choices.size == 0 or not any(i in program.dependents(number) for i in program.outputs):
+def _name(path: tuple[Any, ...]) -> str:
+    first = "".join(str(getattr(part, "key", getattr(part, "idx", part))) for part in path[:1])
+    return first + jax.tree_util.keystr(path[1:]) if path else "x"
+
+
+def _leaf(
+    program: Program, number: int, name: str, values: dict[int, Any], choices: jax.Array, memory: int, f: Any
+) -> Tree:
+    if choices.size == 0 or program.dependents(number).isdisjoint(program.outputs):
+        tell(name, program, number, len(choices), None)
         totals = [jnp.zeros(choices.shape, jnp.sum(values[i]).dtype) for i in program.outputs]
-    else:
-        plan = make_plan(program, number, values, len(choices), memory)
-        if plan.brute:
-            here = jax.tree.unflatten(program.structure, [values[i] for i in program.outputs])
-            return brute(f, values[number], choices, memory=memory, pivot=here)
-        totals = run(program, number, values, choices, plan)
-    return jax.tree.unflatten(program.structure, totals)
+        return jax.tree.unflatten(program.structure, totals)
+    plan = make_plan(program, number, values, len(choices), memory)
+    tell(name, program, number, len(choices), plan)
+    if plan.brute:
+        here = jax.tree.unflatten(program.structure, [values[i] for i in program.outputs])
+        return brute(f, values[number], choices, memory=memory, pivot=here)
+    return jax.tree.unflatten(program.structure, run(program, number, values, choices, plan))
 
 
 def run(

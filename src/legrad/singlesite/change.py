@@ -329,7 +329,7 @@ class Site:
             data = _sum_into(data, back[target.reshape(-1)], (len(found),), before=len(before))
             return Piece(Layout(tuple(where), entries), (Labelled(data, (*before, M, *after)),))
         full = tuple(self.shape[j] for j in covered)
-        data = _sum_into(data, key, full, layout.entries.runs, len(before))
+        data = _sum_into(data, key, full, layout.entries.runs, len(before), layout.entries.chunk)
         return Piece(Layout(tuple(where)), (_drop_unit(Labelled(data, (*before, *map(E, covered), *after))),))
 
 
@@ -373,7 +373,8 @@ def pick(
     flat = data.reshape(*lead, -1, *rest)
     if len(index) == math.prod(shape) and np.array_equal(index, np.arange(len(index))):
         return flat
-    return flat.at[(*whole, np.maximum(index, 0).astype(np.int32))].get(mode="promise_in_bounds")
+    taken = flat.at[(*whole, np.maximum(index, 0).astype(np.int32))].get(mode="promise_in_bounds")
+    return jax.lax.optimization_barrier(taken)  # a gather inside a loop of function values would keep it from SIMD
 
 
 def _sum_windows(
@@ -395,7 +396,12 @@ def _sum_windows(
 
 
 def _sum_into(
-    data: jax.Array, target: np.ndarray, shape: tuple[int, ...], runs: tuple[int, ...] = (), before: int = 0
+    data: jax.Array,
+    target: np.ndarray,
+    shape: tuple[int, ...],
+    runs: tuple[int, ...] = (),
+    before: int = 0,
+    chunk: int = 1,
 ) -> jax.Array:
     """The sum of the rows of `data` for each target, in place of the axis of rows an array of some shape."""
     count, lead, rest = math.prod(shape), data.shape[:before], data.shape[before + 1 :]
@@ -404,11 +410,13 @@ def _sum_into(
         return total
     if len(target) == count and np.array_equal(target, np.arange(count)):
         return data.reshape(*lead, *shape, *rest)
+    if chunk > 1:
+        data = data.reshape(*lead, -1, chunk, *rest).sum(axis=before + 1, dtype=data.dtype)
+    return _scatter(data, target[::chunk], count, before).reshape(*lead, *shape, *rest)
+
+
+def _scatter(data: jax.Array, target: np.ndarray, count: int, axis: int) -> jax.Array:
     total = jax.ops.segment_sum(
-        jnp.moveaxis(data, before, 0),
-        jnp.asarray(target, jnp.int32),
-        num_segments=count,
-        indices_are_sorted=bool(np.all(target[1:] >= target[:-1])),
-        mode="promise_in_bounds",
+        jnp.moveaxis(data, axis, 0), jnp.asarray(target, jnp.int32), num_segments=count, mode="promise_in_bounds"
     )
-    return jnp.moveaxis(total, 0, before).reshape(*lead, *shape, *rest)
+    return jnp.moveaxis(total, 0, axis)

@@ -33,6 +33,7 @@ class Entries:
     elements: dict[int, np.ndarray]
     positions: dict[int, np.ndarray]
     runs: tuple[int, ...] = ()  # where each run begins, and the end of the last; empty where there are none
+    chunk: int = 1  # so many pairs in a row are always of one element
 
     @cached_property
     def size(self) -> int:
@@ -45,9 +46,13 @@ class Entries:
             self.elements.keys() == other.elements.keys()
             and self.positions.keys() == other.positions.keys()
             and self.size == other.size
-            and all(np.array_equal(v, other.elements[j]) for j, v in self.elements.items())
-            and all(np.array_equal(v, other.positions[a]) for a, v in self.positions.items())
+            and all(_equal(v, other.elements[j]) for j, v in self.elements.items())
+            and all(_equal(v, other.positions[a]) for a, v in self.positions.items())
         )
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    return a is b or np.array_equal(a, b)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +73,7 @@ class Layout:
         entries = self.entries
         if entries is not None:
             moved = {positions[a]: p for a, p in entries.positions.items()}
-            entries = Entries(entries.elements, moved, entries.runs)
+            entries = Entries(entries.elements, moved, entries.runs, entries.chunk)
         return Layout(tuple(where), entries)
 
     def on(self, axes: Sequence[int]) -> Layout:
@@ -77,7 +82,7 @@ class Layout:
         entries = self.entries
         if entries is not None:
             kept = {number[a]: p for a, p in entries.positions.items() if a in number}
-            entries = Entries(entries.elements, kept, entries.runs)
+            entries = Entries(entries.elements, kept, entries.runs, entries.chunk)
         return Layout(tuple(self.where[a] for a in axes), entries)
 
     def free(self) -> list[int]:
@@ -192,7 +197,8 @@ def union(
         free: axes to be touched everywhere, whatever the layouts say.
         sparse: whether lists of entries are allowed.
     """
-    if len(layouts) == 1 and all(layouts[0].where[a] is None for a in free):
+    alike = all(layout.same_as(layouts[0]) for layout in layouts)
+    if alike and all(layouts[0].where[a] is None for a in free):
         return layouts[0]
     rank = len(value_shape)
     loose = set(free) | {a for a in range(rank) if value_shape[a] == 1}

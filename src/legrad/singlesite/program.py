@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,12 @@ class Op(NamedTuple):
     eqn: Any
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    around: tuple[Any, ...] = ()  # the equations of nested programs that it was found in, innermost first
+
+    @property
+    def line(self) -> str:
+        """The line of code that it comes from."""
+        return next((line for line in map(_compat.source_line, (self.eqn, *self.around)) if line), "")
 
     @property
     def name(self) -> str:
@@ -55,7 +62,8 @@ class Program:
         self._read: dict[int, Any] = {}
         self.inputs = [self._number(v.aval) for v in closed.jaxpr.invars]
         self._varying = set(self.inputs)
-        self.outputs = interpret(closed.jaxpr, closed.consts, self.inputs, self._append, self._constant)
+        self._around: tuple[Any, ...] = ()
+        self.outputs = interpret(closed.jaxpr, closed.consts, self.inputs, self._append, self._constant, self._enter)
         self._drop_dead()
 
     def _drop_dead(self) -> None:
@@ -77,11 +85,17 @@ class Program:
         self.constants[number] = value
         return number
 
+    @contextmanager
+    def _enter(self, eqn: Any) -> Iterator[None]:
+        before, self._around = self._around, (eqn, *self._around)
+        yield
+        self._around = before
+
     def _append(self, eqn: Any, operands: list[int]) -> list[int]:
         if self._never_nan(eqn, operands):
             return [operands[1]]
         operands = self._parts(eqn, operands)
-        op = Op(eqn, tuple(operands), tuple(self._number(v.aval) for v in eqn.outvars))
+        op = Op(eqn, tuple(operands), tuple(self._number(v.aval) for v in eqn.outvars), self._around)
         if not self._varying.isdisjoint(operands):
             self._varying.update(op.outputs)
         self.ops.append(op)
@@ -136,6 +150,10 @@ class Program:
             if not found.isdisjoint(op.inputs):
                 found.update(op.outputs)
         return found
+
+    def is_constant(self, number: int) -> bool:
+        """Whether a value depends on no input."""
+        return number not in self._varying
 
     def read(self, number: int) -> np.ndarray | None:
         """What a constant holds, where that can be read while tracing; None otherwise."""

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.change import Change, Lazy, Piece, Site
-from legrad.singlesite.labelled import Axis, E, Labelled, V
-from legrad.singlesite.layout import ENTRIES, Entries, Layout, from_keys
+from legrad.singlesite.change import Change, Piece, Site
+from legrad.singlesite.labelled import Axis, E, Labelled, M, V
+from legrad.singlesite.layout import ENTRIES, Entries, Layout
 from legrad.singlesite.rules.operand import Operand, Rule, Step
 
 _SPARSE = 0.3  # a matrix with a smaller share of nonzeros is read by its entries
@@ -148,7 +148,7 @@ def _with_constant(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece:
             positions[b] = layout.entries.positions[a]
     entries = layout.entries
     if entries is not None:
-        entries = Entries(entries.elements, positions, entries.runs)
+        entries = Entries(entries.elements, positions, entries.runs, entries.chunk)
     sparse = _by_entries(step, dot, p, constant)
     if sparse is not None:
         return sparse
@@ -225,24 +225,41 @@ def _by_entries(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece | No
     if matrix is None or np.count_nonzero(matrix) > _SPARSE * matrix.size:
         return None
     matrix = matrix if b == 0 else matrix.T  # (element, position)
-    key = np.flatnonzero(matrix)
-    entries, _ = from_keys(key, [j], [0], site.shape, step.shape)
-    column = step.site.take(constant.base if b == 0 else constant.base.T, Layout((ENTRIES, ENTRIES), _both(entries, j)))
-    factors = [_to_entries(f, entries.elements[j], j) for f in p.factors]
-    return Piece(Layout((ENTRIES,), entries), site.grouped([*factors, column]))
+    entries = _chunked(matrix != 0, j)
+    if entries is None:
+        return None
+    column = matrix[entries.elements[j], entries.positions[0]]
+    factors = [_in_chunks(f, entries, j) for f in p.factors]
+    column = Labelled(jnp.asarray(column, constant.base.dtype), (M,))
+    return Piece(Layout((ENTRIES,), entries), (*factors, column))
 
 
-def _both(entries: Any, j: int) -> Any:
-    return Entries(entries.elements, {0: entries.elements[j], 1: entries.positions[0]})
+def _chunked(nonzero: np.ndarray, j: int) -> Entries | None:
+    """The nonzeros of each row in whole chunks, filled up with zeros; None where a row has too few of those."""
+    length, count = nonzero.shape[1], nonzero.sum(axis=1)
+    for chunk in sorted(range(16, 129), key=lambda c: abs(c - 64)):
+        if np.all(-(-count // chunk) * chunk <= length):
+            break
+    else:
+        return None
+    wanted = -(-count // chunk) * chunk
+    # Nonzeros first, in order, then zeros: a stable sort of each row.
+    order = np.argsort(~nonzero, axis=1, kind="stable").astype(np.int32)
+    taken = np.arange(length) < wanted[:, None]
+    element = np.repeat(np.arange(len(nonzero), dtype=np.int32), wanted)
+    return Entries({j: element}, {0: order[taken]}, chunk=chunk)
 
 
-def _to_entries(array: Labelled, index: np.ndarray, j: int) -> Labelled:
+def _in_chunks(array: Labelled, entries: Entries, j: int) -> Labelled:
+    """An array over elements at the entries: one number for each chunk."""
     if E(j) not in array.axes:
         return array
     at = array.axes.index(E(j))
-    data = jnp.take(array.data, jnp.asarray(index), axis=at, mode="clip")
-    return Labelled(data, tuple(("m", 0) if axis == E(j) else axis for axis in array.axes))
+    each = jnp.take(array.data, jnp.asarray(entries.elements[j][:: entries.chunk]), axis=at, mode="clip")
+    each = jnp.expand_dims(jax.lax.optimization_barrier(each), at + 1)
+    shape = (*each.shape[: at + 1], entries.chunk, *each.shape[at + 2 :])
+    data = jnp.broadcast_to(each, shape).reshape(*shape[:at], -1, *shape[at + 2 :])
+    return Labelled(data, tuple(M if axis == E(j) else axis for axis in array.axes))
 
 
 RULES: dict[str, Rule] = {"dot_general": dot_general}
-_ = Lazy

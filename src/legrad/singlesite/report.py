@@ -1,0 +1,162 @@
+"""What became of the changes: which primitives kept their structure, which lost it, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from legrad.singlesite.change import Change, Lazy, Site
+from legrad.singlesite.follow import Met
+from legrad.singlesite.labelled import K
+from legrad.singlesite.layout import Layout
+from legrad.singlesite.plan import Plan
+from legrad.singlesite.program import Program
+
+_LISTENERS: list[Explanation] = []
+
+
+@dataclass(frozen=True)
+class Row:
+    """One primitive that a change reaches.
+
+    Attributes:
+        latent: the latent that changes.
+        line: the user's line of code.
+        primitive: JAX's name of it.
+        structure: "sparse" (few positions), "lazy" (a sum of products, linear or polynomial in the change) or "dense".
+        touched: how many of the result's numbers one changed element touches.
+        size: how many numbers the result has.
+        numbers: how many numbers are computed for all elements and candidates.
+        note: why structure was lost, and what could be done.
+    """
+
+    latent: str
+    line: str
+    primitive: str
+    structure: str
+    touched: int
+    size: int
+    numbers: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The estimated work of one latent's changes, in numbers computed; `evaluation` is one evaluation of f."""
+
+    latent: str
+    elements: int
+    candidates: int
+    work: int
+    brute: int
+    evaluation: int
+    method: str
+
+    def __str__(self) -> str:
+        changes = f"{self.latent}: {self.elements:,} elements × {self.candidates} candidates"
+        if not self.brute:
+            return f"{changes}: f ignores it, no work."
+        if self.method == "brute":
+            return f"{changes}: brute force, as there is nothing to save."
+        ratio = self.brute / max(1, self.work)
+        evaluations = self.work / max(1, self.evaluation)
+        return f"{changes}: about {evaluations:,.1f} evaluations of f; brute force would take {ratio:,.1f}x as much."
+
+
+class Explanation:
+    """What `legrad.explain` found: `rows`, one for each primitive and latent, and `costs`. Printed, it is a table."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.costs: list[Cost] = []
+
+    def of(self, primitive: str) -> list[Row]:
+        """The rows of one primitive."""
+        return [row for row in self.rows if row.primitive == primitive]
+
+    @property
+    def fallbacks(self) -> list[Row]:
+        """The primitives without a rule, which run in full for every element and candidate."""
+        return [row for row in self.rows if row.note.startswith("no rule")]
+
+    def __str__(self) -> str:
+        if not self.costs:
+            return "No latent is changed one element at a time."
+        head = ("latent", "line", "primitive", "structure", "touched", "numbers", "note")
+        body = [
+            (r.latent, r.line, r.primitive, r.structure, f"{r.touched:,} of {r.size:,}", f"{r.numbers:,}", r.note)
+            for r in self.rows
+        ]
+        widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+        table = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (head, *body)]
+        return "\n".join([*table, "", *map(str, self.costs)])
+
+
+@contextmanager
+def listening() -> Iterator[Explanation]:
+    """Collect what is planned meanwhile."""
+    _LISTENERS.append(Explanation())
+    try:
+        yield _LISTENERS[-1]
+    finally:
+        _LISTENERS.pop()
+
+
+def tell(name: str, program: Program, number: int, count: int, plan: Plan | None) -> None:
+    """Report the plan of one latent to whoever listens; None where nothing depends on it."""
+    elements = math.prod(program.shapes[number])
+    for listener in _LISTENERS:
+        if plan is None:
+            listener.costs.append(Cost(name, elements, count, 0, 0, 0, "auto"))
+            continue
+        method, once = "brute" if plan.brute else "auto", plan.brute_work // max(1, count * elements)
+        listener.costs.append(Cost(name, elements, count, plan.work, plan.brute_work, once, method))
+        dense: set[int] = set()
+        for met in plan.met:
+            listener.rows.append(_row(program, name, plan, met, dense))
+            if listener.rows[-1].structure == "dense":
+                dense.update(met.op.outputs)
+
+
+def _row(program: Program, name: str, plan: Plan, met: Met, dense: set[int]) -> Row:
+    shape = program.shapes[met.op.outputs[0]]
+    size = math.prod(shape)
+    change = next((c for c in met.changes if c is not None), None)
+    touched = 0 if change is None else min(size, _touched(plan.site(), change, shape))
+    structure = "constant" if change is None else _structure(change, touched, size)
+    note = _note(program, met, structure, not dense.isdisjoint(met.op.inputs))
+    return Row(name, met.op.line, met.op.name, structure, touched, size, met.numbers, note)
+
+
+def _structure(change: Change, touched: int, size: int) -> str:
+    if touched < size or size == 1:
+        return "sparse"
+    if isinstance(change, Lazy):
+        factors = [factor for piece in change.pieces for factor in piece.factors]
+        if not any(K in factor.axes and factor.has("v") for factor in factors):
+            return "lazy"
+    return "dense"
+
+
+def _touched(site: Site, change: Change, shape: tuple[int, ...]) -> int:
+    return sum(_places(site, layout, shape) for layout in site.layouts(change))
+
+
+def _places(site: Site, layout: Layout, shape: tuple[int, ...]) -> int:
+    free = math.prod(shape[a] for a in layout.free())
+    if layout.entries is None:
+        return free
+    covered = math.prod(site.shape[j] for j in layout.entries.elements)
+    return -(-layout.entries.size * free // max(1, covered))
+
+
+def _note(program: Program, met: Met, structure: str, already: bool) -> str:
+    op = met.op
+    if not met.rule:
+        return "no rule: the whole primitive for every element and candidate"
+    if op.name in ("gather", "scatter") and structure != "sparse" and program.is_constant(op.inputs[1]):
+        if program.read(op.inputs[1]) is None:
+            return "the index array is abstract inside jit: pass it concrete, or let fit plan it"
+    return "dense from here: not linear in a change that touches everything" if structure == "dense" and not already else ""
