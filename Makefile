@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint types format test-matrix bench-overhead clean
+.PHONY: demo test lint types format test-matrix bench-overhead bench-single-site clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -27,6 +27,10 @@ format: $(VENV)/.dev
 # Steps per second of the loop against NumPyro's, on a tiny model.
 bench-overhead: $(VENV)/.demo
 	$(BIN)/python benchmarks/overhead.py
+
+# One-element changes against hand-written code and brute force; LEGRAD_DATA holds mnist/, else digits are synthetic.
+bench-single-site: $(VENV)/.demo
+	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/single_site.py
 
 # Both ends of the supported range, each with the JAX and ArviZ that pip resolves there.
 test-matrix:

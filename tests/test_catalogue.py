@@ -11,6 +11,7 @@ import pytest
 import legrad
 from catalogue import ROWS
 from checking import ESTIMATORS, Estimate, draw_until, flat, gradient_of
+from legrad.singlesite.plan import Plan
 
 
 @contextmanager
@@ -60,6 +61,23 @@ def test_gradient_is_exact_in_the_mean(row, name, capsys):
         biased = estimate.mean.copy()
         biased[component] += sign * wanted * exact[component]
         assert not Estimate(biased, estimate.error, estimate.draws).agrees(exact)
+
+
+LOCAL = [row for row in ROWS if "local" in row.estimators]
+
+
+@pytest.mark.parametrize("row", LOCAL, ids=[row.name for row in LOCAL])
+def test_both_methods_give_the_same_gradient(row, monkeypatch):
+    """Key by key, so that what is shown of one method in the mean holds for the other."""
+    monkeypatch.setattr(Plan, "brute", False)  # problems this small would be left to brute force
+    keys = jax.random.split(jax.random.key(7), 16)
+    draws = {}
+    for method in ("auto", "brute"):
+        one = gradient_of(legrad.LocalExpectation(**{**row.local, "method": method}), row)
+        draws[method] = jax.jit(lambda keys, one=one: jax.lax.map(one, keys))(keys)
+    for a, b in zip(*map(jax.tree.leaves, draws.values()), strict=True):
+        scale = max(1.0, float(np.max(np.abs(b))))
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9 * scale)
 
 
 @pytest.mark.parametrize("name", ["chain", "normal_guide"])

@@ -1,7 +1,7 @@
 """What is known about the numbers in an array while a program is traced.
 
-Inside `jit` the arguments of a program are abstract. A caller that compiles for one set of data, as `fit` does, says so
-with `known`, and what those data decide (which links are there, which entries are zero) can then be planned.
+Inside `jit` the arguments of a program are abstract. A caller that compiles for one set of data, as `fit` does, says
+so with `known`, and what those data decide (which links are there, which entries are zero) can then be planned.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ def known(tracers: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
         yield
     finally:
         _LEVELS.pop()
+
+
+def same(new: Any, old: Any) -> Any:
+    """`new`, which holds the numbers of `old` and may be read where that can."""
+    if _LEVELS and (numbers := read(old)) is not None:
+        _LEVELS[-1][id(new)] = (new, numbers)
+    return new
 
 
 def read(value: Any) -> np.ndarray | None:

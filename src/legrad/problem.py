@@ -22,8 +22,9 @@ from numpyro.distributions import Delta, Distribution
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
-from legrad import support
+from legrad import _compat, support
 from legrad.densities import log_prob
+from legrad.known import same
 from legrad.wrappers import strip
 
 Coordinates = dict[str, jax.Array]
@@ -257,7 +258,8 @@ class Problem:
 
 
 def _stop(x: Any) -> Any:
-    return stop_gradient(x) if isinstance(x, jax.Array) else x
+    # A concrete array has no gradient path, and what it holds stays readable for planning.
+    return same(stop_gradient(x), x) if isinstance(x, _compat.Tracer) else x
 
 
 def _sites(trace: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -71,8 +71,8 @@ def single_site_differences(
 
 
 def _is_result(here: Any) -> Callable[[Any], bool]:
-    structure = jax.tree.structure(here)
-    return lambda tree: bool(jax.tree.structure(tree) == structure)
+    structure: Any = jax.tree.structure(here)
+    return lambda tree: bool(structure == jax.tree.structure(tree))
 
 
 def _check(x: Any, candidates: Any, method: str) -> None:

@@ -72,9 +72,7 @@ def _leaf(
     return jax.tree.unflatten(program.structure, run(program, number, values, choices, plan))
 
 
-def run(
-    program: Program, number: int, values: dict[int, Any], choices: jax.Array, plan: Plan
-) -> list[jax.Array]:
+def run(program: Program, number: int, values: dict[int, Any], choices: jax.Array, plan: Plan) -> list[jax.Array]:
     """The differences of all outputs by a plan: at once, or block after block."""
     if not plan.blocked:
         return follow(program, number, values, plan.site(), choices)
@@ -95,4 +93,3 @@ def run(
 
     totals = [jnp.zeros(choices.shape, jnp.sum(values[i]).dtype) for i in program.outputs]
     return jax.lax.fori_loop(0, math.prod(map(len, firsts)), block, totals)
-

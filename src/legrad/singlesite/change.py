@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -137,7 +138,7 @@ class Site:
     def _rebase(
         self, array: Labelled, old: Layout, new: Layout, value_shape: tuple[int, ...]
     ) -> tuple[Labelled, Labelled | None]:
-        if old.entries is None and new.entries is None or old.same_as(new):
+        if (old.entries is None and new.entries is None) or old.same_as(new):
             return array, None
         entries = new.entries if new.entries is not None else old.entries
         assert entries is not None
@@ -258,7 +259,10 @@ class Site:
     def cast(self, change: Change, base: Any, dtype: Any) -> Change:
         """The change of a value in another type. A difference of narrow or unsigned integers would wrap around."""
         if isinstance(change, Lazy) and holds_differences(base.dtype):
-            cast = [Piece(p.layout, tuple(Labelled(f.data.astype(dtype), f.axes) for f in p.factors)) for p in change.pieces]
+            cast = [
+                Piece(p.layout, tuple(Labelled(f.data.astype(dtype), f.axes) for f in p.factors))
+                for p in change.pieces
+            ]
             return Lazy(tuple(cast))
         layout = self.union(self.layouts(change), tuple(base.shape))
         value = self.as_new(change, base, layout)
@@ -360,7 +364,7 @@ def pick(
     whole = (slice(None),) * before
     if runs:
         parts = []
-        for start, stop in zip(runs[:-1], runs[1:], strict=True):
+        for start, stop in pairwise(runs):
             part, window = index[start:stop], as_window(index[start:stop], shape)
             if window is not None:
                 parts.append(data[(*whole, *window)].reshape(*lead, -1, *rest))
@@ -382,7 +386,7 @@ def _sum_windows(
 ) -> jax.Array | None:
     """The sum of runs, each put in its window of an array; None where a run is no window."""
     lead, rest, total = data.shape[:before], data.shape[before + 1 :], None
-    for start, stop in zip(runs[:-1], runs[1:], strict=True):
+    for start, stop in pairwise(runs):
         window = as_window(target[start:stop], shape)
         if window is None:
             return None

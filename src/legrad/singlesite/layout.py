@@ -141,7 +141,11 @@ def keys(
 
 
 def from_keys(
-    unique: np.ndarray, elements: Sequence[int], positions: Sequence[int], shape: Sequence[int], value_shape: Sequence[int]
+    unique: np.ndarray,
+    elements: Sequence[int],
+    positions: Sequence[int],
+    shape: Sequence[int],
+    value_shape: Sequence[int],
 ) -> tuple[Entries, np.ndarray]:
     """The entries that numbers of `keys`, sorted and none twice, stand for; and the order that they are put in."""
     sizes = [shape[j] for j in elements] + [value_shape[a] for a in positions]
@@ -174,9 +178,7 @@ def as_window(index: np.ndarray, shape: Sequence[int]) -> list[slice] | None:
     extent = [w.stop - w.start for w in window]
     if min(extent, default=1) < 1 or math.prod(extent) != len(index):
         return None
-    grid = np.ravel_multi_index(
-        np.ix_(*(np.arange(w.start, w.stop) for w in window)), tuple(shape)
-    )
+    grid = np.ravel_multi_index(np.ix_(*(np.arange(w.start, w.stop) for w in window)), tuple(shape))
     return window if np.array_equal(grid.reshape(-1), index) else None
 
 
@@ -206,7 +208,10 @@ def union(
     tight = [a for a in range(rank) if a not in loose]
     # Axes of the latent that some list covers on the axes that stay tight must be covered by the common list.
     covered = {
-        j for x in layouts if x.entries is not None and any(a in tight for a in x.listed()) for j in x.entries.elements
+        j
+        for x in layouts
+        if x.entries is not None and any(a in tight for a in x.listed())
+        for j in x.entries.elements
     }
     listed: set[int] = set()
     while True:

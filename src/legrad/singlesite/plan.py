@@ -15,7 +15,16 @@ from legrad.singlesite.labelled import Axis, E, K, Order
 from legrad.singlesite.program import Program
 from legrad.singlesite.rules.elementwise import RULES as ELEMENTWISE
 
-IN_PASSING = {*ELEMENTWISE, "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "broadcast_in_dim", "reshape", "squeeze"}
+IN_PASSING = {
+    *ELEMENTWISE,
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+}
 
 
 @dataclass

@@ -14,6 +14,7 @@ from legrad import _compat
 from legrad.interpreter import interpret
 from legrad.known import read
 
+
 class Op(NamedTuple):
     """One equation; its operands and results by number.
 

@@ -25,7 +25,7 @@ class Row:
         latent: the latent that changes.
         line: the user's line of code.
         primitive: JAX's name of it.
-        structure: "sparse" (few positions), "lazy" (a sum of products, linear or polynomial in the change) or "dense".
+        structure: "sparse" (few positions), "lazy" (a sum of products, polynomial in the change) or "dense".
         touched: how many of the result's numbers one changed element touches.
         size: how many numbers the result has.
         numbers: how many numbers are computed for all elements and candidates.
@@ -156,7 +156,11 @@ def _note(program: Program, met: Met, structure: str, already: bool) -> str:
     op = met.op
     if not met.rule:
         return "no rule: the whole primitive for every element and candidate"
-    if op.name in ("gather", "scatter") and structure != "sparse" and program.is_constant(op.inputs[1]):
-        if program.read(op.inputs[1]) is None:
-            return "the index array is abstract inside jit: pass it concrete, or let fit plan it"
-    return "dense from here: not linear in a change that touches everything" if structure == "dense" and not already else ""
+    indexed = op.name in ("gather", "scatter") and structure != "sparse" and program.is_constant(op.inputs[1])
+    if indexed and program.read(op.inputs[1]) is None:
+        return "the index array is abstract inside jit: pass it concrete, or let fit plan it"
+    return (
+        "dense from here: not linear in a change that touches everything"
+        if structure == "dense" and not already
+        else ""
+    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from legrad.singlesite.change import Change
 from legrad.singlesite.rules import elementwise, lookup, movement, products, reductions
 from legrad.singlesite.rules.fallback import fallback, linear
 from legrad.singlesite.rules.operand import Operand, Rule, Step
 
 
-def _solve(step: Step) -> list:  # type: ignore[type-arg]
+def _solve(step: Step) -> list[Change | None]:
     """A triangular system is linear in its right-hand side."""
     a, b = step.operands
     return linear(step) if a.change is None and b.change is not None else fallback(step)

@@ -95,7 +95,10 @@ def _polynomial(step: Step, x: Operand, y: Operand) -> list[Change | None]:
     if any(p is None for p in both):
         return nonlinear(step)
     if x is y:
-        linear = [Piece(p.layout, (*p.factors, Labelled(jnp.asarray(2, x.base.dtype), ()))) for p in _scaled(step, x, x.base)]
+        linear = [
+            Piece(p.layout, (*p.factors, Labelled(jnp.asarray(2, x.base.dtype), ())))
+            for p in _scaled(step, x, x.base)
+        ]
     else:
         linear = [*_scaled(step, x, y.base), *_scaled(step, y, x.base)]
     return _sum(step, [*linear, *(p for p in both if p is not None)])
@@ -169,10 +172,72 @@ def _if_lazy(rule: Rule) -> Rule:
     return either
 
 
-NONLINEAR = """abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp conj cos cosh
-digamma eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag is_finite le lgamma log log1p logistic lt
-max min ne nextafter not or polygamma pow random_gamma_grad real reduce_precision regularized_incomplete_beta rem
-round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt tan tanh xor zeta""".split()
+NONLINEAR = [
+    "abs",
+    "acos",
+    "acosh",
+    "and",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "bessel_i0e",
+    "bessel_i1e",
+    "cbrt",
+    "ceil",
+    "clamp",
+    "conj",
+    "cos",
+    "cosh",
+    "digamma",
+    "eq",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "ge",
+    "gt",
+    "igamma",
+    "igammac",
+    "imag",
+    "is_finite",
+    "le",
+    "lgamma",
+    "log",
+    "log1p",
+    "logistic",
+    "lt",
+    "max",
+    "min",
+    "ne",
+    "nextafter",
+    "not",
+    "or",
+    "polygamma",
+    "pow",
+    "random_gamma_grad",
+    "real",
+    "reduce_precision",
+    "regularized_incomplete_beta",
+    "rem",
+    "round",
+    "rsqrt",
+    "shift_left",
+    "shift_right_arithmetic",
+    "shift_right_logical",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "xor",
+    "zeta",
+]
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(NONLINEAR, _always(nonlinear)),

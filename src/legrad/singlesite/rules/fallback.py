@@ -47,7 +47,9 @@ def fallback(step: Step) -> list[Change | None]:
     operands = [
         _whole(step, arrays[i], x.shape, batch) if i in arrays else x.base for i, x in enumerate(step.operands)
     ]
-    run = jax.vmap(lambda *values: _compat.run(step.eqn, values), [0 if i in arrays else None for i in range(len(operands))])
+    run = jax.vmap(
+        lambda *values: _compat.run(step.eqn, values), [0 if i in arrays else None for i in range(len(operands))]
+    )
     results: list[Change | None] = []
     for data, base in zip(run(*operands), step.results, strict=True):
         layout = Layout((None,) * base.ndim)

@@ -112,7 +112,9 @@ def _component(array: Labelled, axis: Axis, i: int) -> Labelled:
     if axis not in array.axes:
         return array
     at = array.axes.index(axis)
-    return Labelled(jax.lax.index_in_dim(array.data, i, at, keepdims=False), (*array.axes[:at], *array.axes[at + 1 :]))
+    return Labelled(
+        jax.lax.index_in_dim(array.data, i, at, keepdims=False), (*array.axes[:at], *array.axes[at + 1 :])
+    )
 
 
 def _gathered(step: Step, table: Any, columns: list[Any], numbers: Any) -> Any:
@@ -120,7 +122,13 @@ def _gathered(step: Step, table: Any, columns: list[Any], numbers: Any) -> Any:
     shape = jnp.broadcast_shapes(*(c.shape for c in columns))
     params = {**step.eqn.params, "dimension_numbers": numbers}
     bounded = params["mode"] == jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    if bounded and table.size < 1 << 31 and not numbers.offset_dims and len(numbers.collapsed_slice_dims) == table.ndim and len(columns) > 1:
+    if (
+        bounded
+        and table.size < 1 << 31
+        and not numbers.offset_dims
+        and len(numbers.collapsed_slice_dims) == table.ndim
+        and len(columns) > 1
+    ):
         sizes = [table.shape[d] for d in numbers.start_index_map]
         flat = columns[0].astype(jnp.int32)  # narrow types could not hold the product
         for size, column in zip(sizes[1:], columns[1:], strict=True):
@@ -172,4 +180,9 @@ def scatter_add(step: Step) -> list[Change | None]:
     return [step.site.tidy(pieces)]
 
 
-RULES: dict[str, Rule] = {"gather": gather, "scatter": scatter, "scatter-add": scatter_add, "scatter_add": scatter_add}
+RULES: dict[str, Rule] = {
+    "gather": gather,
+    "scatter": scatter,
+    "scatter-add": scatter_add,
+    "scatter_add": scatter_add,
+}

@@ -8,7 +8,9 @@ of positions, where it touches few.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -45,7 +47,8 @@ def move(step: Step, x: Operand, how: Move, base: Any) -> Change:
     """The change of a result that takes its numbers from one operand."""
     site, shape, out = step.site, x.shape, tuple(base.shape)
     assert x.change is not None
-    change = site.loosen(x.change, x.base, [a for a in how.worked if shape[a] == 1])
+    vanishing = [] if how.made else [a for a in how.worked if shape[a] == 1]
+    change = site.loosen(x.change, x.base, vanishing)
     if isinstance(change, New):
         layout, arrays, mask = _moved(site, change.layout, [change.value], how, shape, out)
         value = arrays[0]
@@ -66,11 +69,12 @@ def _moved(
 ) -> tuple[Layout, list[Labelled], Labelled | None]:
     """A layout and the arrays on it after a move; the mask says which numbers come from the operand."""
     names = {V(a): V(b) for a, b in how.passed.items()}
-    tight = [a for a in how.worked if layout.where[a] is not None and shape[a] > 1]
+    tight = _tight(layout, how, shape)
     if tight and not site.sparse:
         loose = Layout(tuple(None if a in tight else w for a, w in enumerate(layout.where)))
         mask = site.reached(layout, loose, shape)
-        assert mask is not None and layout.entries is None
+        assert mask is not None
+        assert layout.entries is None
         moved, (*values, reached), _ = _moved(site, loose, [*arrays, mask], how, shape, out)
         return moved, values, reached
     if tight:
@@ -84,6 +88,11 @@ def _moved(
         known = np.asarray(how.apply(np.ones([shape[a] for a in how.worked], bool), False))
         mask = _drop_unit(Labelled(jnp.asarray(known), tuple(map(V, how.made))))
     return renamed, [_apply(f, how, shape, names) for f in arrays], mask
+
+
+def _tight(layout: Layout, how: Move, shape: tuple[int, ...]) -> list[int]:
+    """The worked axes along which few positions are touched."""
+    return [a for a in how.worked if layout.where[a] == ENTRIES or (layout.where[a] is not None and shape[a] > 1)]
 
 
 def _apply(array: Labelled, how: Move, shape: tuple[int, ...], names: dict[Axis, Axis]) -> Labelled:
@@ -105,8 +114,8 @@ def _listed(
     site: Site, layout: Layout, arrays: list[Labelled], how: Move, shape: tuple[int, ...], out: tuple[int, ...]
 ) -> tuple[Layout, list[Labelled], Labelled | None]:
     """Follow the touched positions one by one: the result's layout is a list of entries."""
-    tight = [a for a in how.worked if layout.where[a] is not None and shape[a] > 1]
-    covered = {layout.where[a] for a in tight if isinstance(layout.where[a], int)}
+    tight = _tight(layout, how, shape)
+    covered = {w for w in (layout.where[a] for a in tight) if isinstance(w, int)}
     covered |= set() if layout.entries is None else set(layout.entries.elements)
     # An axis left alone that follows a covered axis of the latent is listed too.
     follow = [a for a in how.passed if layout.where[a] in covered or layout.where[a] == ENTRIES]
@@ -167,8 +176,9 @@ def merge(step: Step, changes: Sequence[Change], regions: Sequence[np.ndarray], 
     if len(changes) == 1:
         return changes[0]
     site = step.site
-    if all(isinstance(c, Lazy) for c in changes) and sum(len(c.pieces) for c in changes) <= 8:  # type: ignore[union-attr]
-        return site.tidy([p for c in changes for p in c.pieces])  # type: ignore[union-attr]
+    lazy = [c for c in changes if isinstance(c, Lazy)]
+    if len(lazy) == len(changes) and sum(len(c.pieces) for c in lazy) <= 8:
+        return site.tidy([p for c in lazy for p in c.pieces])
     shape = tuple(base.shape)
     layout = site.union([x for c in changes for x in site.layouts(c)], shape)
     total = site.take(base, layout)
@@ -287,17 +297,11 @@ def pad(step: Step) -> list[Change | None]:
     padding = [config[a] for a in axes]
 
     def apply(v: Any, fill: Any) -> Any:
-        with jax.ensure_compile_time_eval() if isinstance(v, np.ndarray) else _nothing():
+        with jax.ensure_compile_time_eval() if isinstance(v, np.ndarray) else nullcontext():
             padded = jax.lax.pad(v, jnp.asarray(fill, v.dtype), padding)
         return np.asarray(padded) if isinstance(v, np.ndarray) else padded
 
     return _one(step, _along(x.shape, axes, apply, total=False))
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def concatenate(step: Step) -> list[Change | None]:
@@ -328,9 +332,13 @@ def split(step: Step) -> list[Change | None]:
     x, axis, start, parts = step.operands[0], step.eqn.params["axis"], 0, []
     for size, base in zip(step.eqn.params["sizes"], step.results, strict=True):
         cut = slice(start, start + size)
-        parts.append(move(step, x, _along(x.shape, [axis], lambda v, fill, cut=cut: v[cut]), base))
+        parts.append(move(step, x, _along(x.shape, [axis], partial(_cut, cut)), base))
         start += size
     return list(parts)
+
+
+def _cut(cut: slice, v: Any, fill: Any) -> Any:
+    return v[cut]
 
 
 def dynamic_slice(step: Step) -> list[Change | None]:

@@ -13,7 +13,7 @@ from legrad.singlesite.change import Change, Lazy, Piece, Site
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One operand: its value at the pivot, its change (None for a constant), and its numbers where they can be read."""
+    """One operand: its value at the pivot, its change (None for a constant), its numbers where they can be read."""
 
     base: Any
     change: Change | None

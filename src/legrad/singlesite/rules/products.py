@@ -12,6 +12,7 @@ import numpy as np
 from legrad.singlesite.change import Change, Piece, Site
 from legrad.singlesite.labelled import Axis, E, Labelled, M, V
 from legrad.singlesite.layout import ENTRIES, Entries, Layout
+from legrad.singlesite.rules.fallback import fallback
 from legrad.singlesite.rules.operand import Operand, Rule, Step
 
 _SPARSE = 0.3  # a matrix with a smaller share of nonzeros is read by its entries
@@ -77,13 +78,12 @@ class Dot:
         own, other = step.operands[side], step.operands[1 - side]
         self.own = self._free(len(own.shape), contract[side], batch[side])
         self.other = self._free(len(other.shape), contract[1 - side], batch[1 - side])
+        # In the result: batch axes, then those of the left side, then those of the right.
         lead = len(self.batch)
-        start = {side: lead, 1 - side: lead + len(self.own if side == 0 else self.other)}
-        if side == 1:
-            start = {1: lead + len(self.other), 0: lead}
-        self.out_own = {a: start[side] + i for i, a in enumerate(self.own)}
+        first = {side: lead + side * len(self.other), 1 - side: lead + (1 - side) * len(self.own)}
+        self.out_own = {a: first[side] + i for i, a in enumerate(self.own)}
         self.out_own |= {a: i for i, (a, _) in enumerate(self.batch)}
-        self.out_other = {b: start[1 - side] + i for i, b in enumerate(self.other)}
+        self.out_other = {b: first[1 - side] + i for i, b in enumerate(self.other)}
         self.out_other |= {b: i for i, (_, b) in enumerate(self.batch)}
 
     @staticmethod
@@ -92,7 +92,9 @@ class Dot:
 
     def names(self) -> tuple[dict[Axis, Axis], dict[Axis, Axis]]:
         """The axes of both sides in the result; contracted ones are called ("c", i)."""
-        own = {V(a): V(o) for a, o in self.out_own.items()} | {V(a): ("c", i) for i, (a, _) in enumerate(self.contract)}
+        own = {V(a): V(o) for a, o in self.out_own.items()} | {
+            V(a): ("c", i) for i, (a, _) in enumerate(self.contract)
+        }
         other = {V(b): V(o) for b, o in self.out_other.items()}
         return own, other | {V(b): ("c", i) for i, (_, b) in enumerate(self.contract)}
 
@@ -100,7 +102,7 @@ class Dot:
 def dot_general(step: Step) -> list[Change | None]:
     """A contraction: linear in each side. With both changing, also the product of the two changes."""
     if not jnp.issubdtype(step.results[0].dtype, jnp.number):
-        return _fallback(step)
+        return fallback(step)
     step = _in_one_type(step)
     pieces: list[Piece] = []
     for side, x in enumerate(step.operands):
@@ -114,12 +116,12 @@ def dot_general(step: Step) -> list[Change | None]:
             for q in step.pieces(y):
                 both = _with_change(step, dot, p, q)
                 if both is None:
-                    return _fallback(step)
+                    return fallback(step)
                 pieces.append(both)
     dtype = step.results[0].dtype
     pieces = [Piece(p.layout, tuple(Labelled(f.data.astype(dtype), f.axes) for f in p.factors)) for p in pieces]
     total = step.site.tidy(pieces)
-    return [total] if len(total.pieces) <= 8 else _fallback(step)
+    return [total] if len(total.pieces) <= 8 else fallback(step)
 
 
 def _in_one_type(step: Step) -> Step:
@@ -130,12 +132,6 @@ def _in_one_type(step: Step) -> Step:
             x = Operand(x.base.astype(dtype), step.site.cast(x.change, x.base, dtype), x.read)
         operands.append(x)
     return Step(step.site, step.eqn, operands, step.results)
-
-
-def _fallback(step: Step) -> list[Change | None]:
-    from legrad.singlesite.rules.fallback import fallback
-
-    return fallback(step)
 
 
 def _with_constant(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece:
@@ -166,8 +162,6 @@ def _with_change(step: Step, dot: Dot, p: Piece, q: Piece) -> Piece | None:
     own, other = dot.names()
     layout = Layout(tuple(where.get(a, w) for a, w in enumerate(p.layout.where)))
     extra = {dot.out_other[b]: q.layout.where[b] for b in dot.other}
-    if set(extra.values()) & set(layout.where) - {None} and any(f.has("v") for f in (*first, *second)):
-        pass  # one element may fix several axes: a diagonal, which a layout can say
     factors = [f.rename(own) for f in first]
     return _contracted(step, dot, layout, factors, [f.rename(other) for f in second], dot.contract, extra)
 
@@ -181,8 +175,8 @@ def _contracted(
     contract: Sequence[tuple[int, int]],
     extra: dict[int, Any] | None = None,
 ) -> Piece:
-    """Sum a product over the contracted axes along which everything is touched; along the others there is one term."""
-    site, (own_shape) = step.site, step.operands[dot.side].shape
+    """Sum a product over the contracted axes that are touched everywhere; along the others there is one term."""
+    site, own_shape = step.site, step.operands[dot.side].shape
     free = {("c", i): own_shape[a] for i, (a, _) in enumerate(contract) if layout.where[a] is None}
     arrays = [*factors, *read]
     over = [axis for axis in free if any(axis in f.axes for f in arrays)]
@@ -218,7 +212,8 @@ def _by_entries(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece | No
     plain = len(dot.contract) == 1 and not dot.batch and len(dot.other) == 1 and len(dot.own) == 0
     if not plain or layout.entries is not None or not site.sparse:
         return None
-    (a, b), j = dot.contract[0], layout.where[dot.contract[0][0]]
+    a, b = dot.contract[0]
+    j = layout.where[a]
     if not isinstance(j, int) or len(site.shape) != 1 or E(j) in site.starts or any(f.has("v") for f in p.factors):
         return None
     matrix = constant.read()

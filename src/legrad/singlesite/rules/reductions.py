@@ -33,9 +33,7 @@ def sum_over(step: Step, pieces: Sequence[Piece], axes: Sequence[int], shape: tu
         factors = list(piece.factors)
         if over:
             summed = [f for f in factors if any(axis in f.axes for axis in over)]
-            factors = [f for f in factors if f not in summed] if False else [
-                f for f in factors if not any(axis in f.axes for axis in over)
-            ]
+            factors = [f for f in factors if not any(axis in f.axes for axis in over)]
             factors.append(site.order.contract(summed, over))
         times = 1
         for a in free:
