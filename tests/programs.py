@@ -258,10 +258,7 @@ def argmax(p, c, a):
     return lambda x: fn(x + v, axis=i)
 
 
-def running(*fns, most=64):
-    return lambda p, c, a: partial(one_of(p, fns), axis=axis(p, a, most), reverse=p((False, True)))
-
-
+running = lambda *fns, most=64: lambda p, c, a: partial(one_of(p, fns), axis=axis(p, a, most), reverse=p((0, 1)) > 0)
 many = lambda *s: sum(s) + 1.2
 declare("n", many, sum=over_axes(jnp.sum))
 declare("f", one_more, mean=over_axes(jnp.mean), logsumexp=over_axes(jax.nn.logsumexp))
@@ -326,11 +323,6 @@ def lookup_outside(p, c, z):
     return lambda z: table.at[z].get(mode=mode, fill_value=0.5)
 
 
-def lookup_pair(p, c, z, y):
-    J = c((STATES, STATES, *p([(), (2,)])))
-    return lambda z, y: J[number(z), number(y)]
-
-
 def chain(p, c, z):
     """Pairs of neighbours in the last axis; a single one is paired with state 1."""
     J = c((STATES, STATES))
@@ -343,23 +335,18 @@ def of_class(p, c, z):
     return lambda z: jnp.take_along_axis(jax.nn.log_softmax(logits), number(z)[..., None], -1)[..., 0]
 
 
-def window(p, c, a, z):
-    n = p(range(1, a.shape[0] + 1))
-    return lambda x, z: lax.dynamic_slice_in_dim(x, number(z).reshape(-1)[0], n)
-
-
-def write(p, c, a, z):
-    row = c((1, *a.shape[1:]))
-    return lambda x, z: lax.dynamic_update_slice_in_dim(x, row.astype(x.dtype), number(z).reshape(-1)[0], 0)
-
-
+first = lambda z: number(z).reshape(-1)[0]
+window = lambda x, z, n: lax.dynamic_slice_in_dim(x, first(z), n)
+write = lambda x, z, row: lax.dynamic_update_slice_in_dim(x, row.astype(x.dtype), first(z), 0)
+pair = lambda z, y, J: J[number(z), number(y)]
 declare("z", bounded, lookup=lookup, of_class=of_class)
 declare("z", bounded, segments=lambda p, c, z: using(lambda z, v: jnp.zeros(STATES).at[number(z)].add(v), c(z.shape)))
 plain("z", bounded, one_hot=lambda z: jax.nn.one_hot(number(z), STATES))
 declare("z", bounded, rank=1, chain=chain)
 declare("i", bounded, lookup_outside=lookup_outside)
-declare("zz", bounded, same=True, lookup_pair=lookup_pair)
-declare("nz", rank=1, window=window, write=write)
+declare("zz", bounded, same=True, lookup_pair=lambda p, c, z, y: using(pair, c((STATES, STATES, *p([(), (2,)])))))
+declare("nz", rank=1, window=lambda p, c, a, z: using(window, p(range(1, a.shape[0] + 1))))
+declare("nz", rank=1, write=lambda p, c, a, z: using(write, c((1, *a.shape[1:]))))
 plain("nz", rank=1, take=lambda x, z: x[jnp.clip(number(z), 0, len(x) - 1)])
 
 
@@ -400,7 +387,7 @@ def cond(p, c, a):
 
 def switch(p, c, a, z):
     branches = [using(lambda v, w: jnp.sin(v * w), w) for w in c((STATES,), a)]
-    return lambda x, z: lax.switch(number(z).reshape(-1)[0].astype(np.int32), branches, x * 1.0)
+    return lambda x, z: lax.switch(first(z).astype(np.int32), branches, x * 1.0)
 
 
 declare("n", one_more, rank=1, scan=scan)

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib.util
+import runpy
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ def test_the_page_of_distributions_is_up_to_date():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "distributions.md").read_text() == module.page(), "run python docs/distributions.py"
+
+
+def test_the_example_of_explain_is_up_to_date(capsys):
+    runpy.run_path(str(ROOT / "docs" / "explain_example.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed in (ROOT / "docs" / "single_site.md").read_text(), printed
 
 
 def test_architecture_names_every_file():

@@ -108,26 +108,35 @@ def _total(program: Program, site: Site, number: int, change: Change | None, bas
 
 
 def _met(op: Op, step: Step, results: list[Change | None], rule: bool) -> Met:
-    numbers = total = 0
+    arrays: list[Labelled] = []
+    summed = depth(op, step)
     for change in results:
-        arrays = []
         if isinstance(change, New):
-            arrays = [change.value]
+            arrays.append(change.value)
         elif isinstance(change, Lazy):
-            arrays = [factor for piece in change.pieces for factor in piece.factors]
-            if op.name == "dot_general":  # a factor without candidates is the constant side, read where it is
-                arrays = [factor for factor in arrays if K in factor.axes]
-        numbers += sum(array.data.size for array in arrays)
-        total += sum(array.data.size * array.data.dtype.itemsize for array in arrays)
-    return Met(op, tuple(results), rule, numbers, total, numbers * depth(op), _vote(op, step))
+            factors = [factor for piece in change.pieces for factor in piece.factors]
+            if op.name == "dot_general" and summed == 1:
+                # A factor without candidates is the constant side, read where it is.
+                factors = [factor for factor in factors if K in factor.axes]
+            arrays += factors
+    numbers = sum(array.data.size for array in arrays)
+    total = sum(array.data.size * array.data.dtype.itemsize for array in arrays)
+    return Met(op, tuple(results), rule, numbers, total, numbers * summed, _vote(op, step))
 
 
-def depth(op: Op) -> int:
-    """How many multiplications one number of a result takes."""
+def depth(op: Op, step: Step | None = None) -> int:
+    """How many multiplications one number of a result takes; in a step, over the axes that are touched everywhere."""
     if op.name != "dot_general":
         return 1
-    (contract, _), _ = op.eqn.params["dimension_numbers"]
-    return math.prod(op.eqn.invars[0].aval.shape[a] for a in contract)
+    contract, _ = op.eqn.params["dimension_numbers"]
+    shape = op.eqn.invars[0].aval.shape
+    if step is None:
+        return math.prod(shape[a] for a in contract[0])
+    deepest = 1
+    for side, x in enumerate(step.operands):
+        for layout in [] if x.change is None else step.site.layouts(x.change):
+            deepest = max(deepest, math.prod(x.shape[a] for a in contract[side] if layout.where[a] is None))
+    return deepest
 
 
 def _vote(op: Op, step: Step) -> int:

@@ -25,7 +25,7 @@ class Row:
         latent: the latent that changes.
         line: the user's line of code.
         primitive: JAX's name of it.
-        structure: "sparse" (few positions), "lazy" (a sum of products, polynomial in the change) or "dense".
+        structure: "sparse" (few positions), "lazy" (a sum of products), "dense" or "scalar".
         touched: how many of the result's numbers one changed element touches.
         size: how many numbers the result has.
         numbers: how many numbers are computed for all elements and candidates.
@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Cost:
-    """The estimated work of one latent's changes, in numbers computed; `evaluation` is one evaluation of f."""
+    """The estimated work of one latent's changes, in numbers computed; `evaluation` is one of what sees it in f."""
 
     latent: str
     elements: int
@@ -62,7 +62,8 @@ class Cost:
             return f"{changes}: brute force, as there is nothing to save."
         ratio = self.brute / max(1, self.work)
         evaluations = self.work / max(1, self.evaluation)
-        return f"{changes}: about {evaluations:,.1f} evaluations of f; brute force would take {ratio:,.1f}x as much."
+        part = f"about {evaluations:,.1f} evaluations of the part of f that sees it"
+        return f"{changes}: {part}; brute force would take {ratio:,.1f}x as much."
 
 
 class Explanation:
@@ -131,7 +132,9 @@ def _row(program: Program, name: str, plan: Plan, met: Met, dense: set[int]) -> 
 
 
 def _structure(change: Change, touched: int, size: int) -> str:
-    if touched < size or size == 1:
+    if size == 1:
+        return "scalar"
+    if touched < size:
         return "sparse"
     if isinstance(change, Lazy):
         factors = [factor for piece in change.pieces for factor in piece.factors]
