@@ -109,6 +109,66 @@ def test_a_forbidden_candidate():
     np.testing.assert_allclose(result, [[-np.inf, np.log(3.0) + np.log(2.0)]])
 
 
+def out_of_bounds(x):
+    return jnp.take(x, jnp.array([0, 9, 2, -7, 2]), mode="fill", fill_value=0.3) * jnp.arange(1.0, 6)
+
+
+def long_index(x):
+    i = jnp.arange(3)
+    for _ in range(400):
+        i = (i + 1) % 5
+    return x[i]
+
+
+S = np.array([1.0, 0.0, 2.0, 0.0, 3.0])
+CORNERS = {
+    "a part that nothing touches": (lambda x: jnp.tanh(jnp.roll(x, 1)[1:]), X5 := np.linspace(-1, 1, 5)),
+    "two of them": (lambda x: jnp.tanh(jnp.roll(x, 1)[1:] + x[1:]), X5),
+    "an index out of bounds": (out_of_bounds, X5),
+    "a long index computation": (long_index, X5),
+    "infinity behind a mask": (lambda x: jnp.where(S > 0, x / S, 0.0), X5),
+    "a pivot much larger than its candidates": (jnp.tanh, np.array([1e20, 1.0, 2.0, 3.0, 4.0])),
+    "an infinite pivot": (lambda x: jax.nn.logsumexp(x + 1.0), np.array([-np.inf, 1.0, 2.0, 3.0, 4.0])),
+    "integers that wrap": (lambda x: x.astype(float), np.array([-2147483000, 2, 7, 1, 0], np.int32)),
+    "boolean terms": (lambda x: x > 0.1, X5),
+}
+
+
+@pytest.mark.parametrize("memory", [1 << 29, 200])
+@pytest.mark.parametrize("name", CORNERS)
+def test_corners(name, memory, monkeypatch):
+    monkeypatch.setattr(Plan, "brute", False)
+    f, x = CORNERS[name]
+    c = jnp.asarray([[0.3, -0.4, 2.0, 0.01, 1.0]] if x.dtype == float else [[2147483000, 5, 1, 0, 2]], x.dtype)
+    auto, brute = (legrad.single_site_differences(f, jnp.asarray(x), c, m, memory=memory) for m in ("auto", "brute"))
+    np.testing.assert_allclose(auto, brute, rtol=1e-9, atol=1e-12)
+
+
+def test_an_index_that_is_an_argument(monkeypatch):
+    monkeypatch.setattr(Plan, "brute", False)
+
+    @jax.jit
+    def both(x, c, i):
+        def f(x):
+            return jnp.take(x, i, mode="fill", fill_value=0.3) * jnp.arange(1.0, 6)
+
+        return [legrad.single_site_differences(f, x, c, method) for method in ("auto", "brute")]
+
+    auto, brute = both(jnp.asarray(X5), jnp.ones((1, 5)), jnp.array([0, 9, 2, -7, 2]))
+    np.testing.assert_allclose(auto, brute, rtol=1e-9, atol=1e-12)
+
+
+def test_stop_gradient_stops(monkeypatch):
+    monkeypatch.setattr(Plan, "brute", False)
+
+    def total(t, method):
+        f = lambda x: jnp.sum(jax.lax.stop_gradient(t * x) + t * x**2)
+        return jnp.sum(legrad.single_site_differences(f, jnp.asarray(X5), jnp.ones((1, 5)), method))
+
+    t = jnp.arange(5.0)
+    np.testing.assert_allclose(jax.grad(total)(t, "auto"), jax.grad(total)(t, "brute"), rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("x", "candidates", "settings", "message"),
     [

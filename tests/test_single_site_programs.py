@@ -57,7 +57,7 @@ class Program(NamedTuple):
     @property
     def has_values(self):
         """Whether values are compared too: they are the differences plus f(x), and as slow to compile again."""
-        return self.seed % 4 == 0
+        return self.seed % 5 == 0
 
     def __repr__(self):
         leaves = "".join(f"    {leaf},  # value {i}: x{i}\n" for i, leaf in enumerate(self.leaves))
@@ -141,10 +141,10 @@ def program_from(data, around, real="float64"):
         dtypes = [d for d in (real, *DTYPES) if np.dtype(d).kind in KINDS[kind]]
         return choose([s for s in SHAPES if len(s) >= rank]), choose(dtypes)
 
-    kinds = list(dict.fromkeys(op.kinds)) + choose(([], [], [], ["a"], ["a", "a"]))
+    kinds = list(dict.fromkeys(op.kinds)) + choose(([], [], [], [], ["a"], ["a", "a"]))
     leaves = tuple(leaf(kind, op.rank if i == 0 else 0) for i, kind in enumerate(kinds[:3]))
     pool = [Value(jax.ShapeDtypeStruct(*leaf), 0.5, np.dtype(leaf[1]).kind in "iub") for leaf in leaves]
-    steps, count = [], choose((1, 2, 3, 4, 5, 6))
+    steps, count = [], choose((1, 2, 3, 4, 5))
     turn = choose(range(count))
     for i in range(count):
         made = draw_step(choose, seed, pool, around if i == turn else None)
@@ -307,13 +307,13 @@ def test_programs(around):
 
 
 @pytest.mark.usefixtures("followed")
-@pytest.mark.parametrize("around", ["mul", "cumsum", "lookup", "contract", "scatter"])
+@pytest.mark.parametrize("around", ["mul", "cumsum", "lookup", "contract"])
 def test_float32(around):
     each_program(around, EACH, check, real="float32")
 
 
 @pytest.mark.usefixtures("followed")
-@pytest.mark.parametrize("around", ["div", "roll", "lookup_pair"])
+@pytest.mark.parametrize("around", ["div", "lookup_pair"])
 def test_blocks(around):
     """Little memory: elements and candidates run in blocks."""
     each_program(around, EACH, lambda program: check(program, memory=100))
@@ -354,7 +354,7 @@ def test_every_kind_occurs():
     assert all(kinds[f"{dtype} leaf of rank {rank}"] for dtype in DTYPES for rank in range(4)), kinds
     assert all(kinds[f"{n} {of}"] for n in (1, 2, 3) for of in ("leaves", "candidates")), kinds
     assert len(met) >= 300
-    assert kinds["with values"] >= 50
+    assert kinds["with values"] >= 30
 
 
 @pytest.mark.parametrize("wrong", ["differences", "values"])
@@ -363,7 +363,7 @@ def test_a_wrong_result_is_noticed(monkeypatch, wrong):
     program = Program(
         leaves=(((3,), "float64"), ((2,), "int32")),
         K=2,
-        seed=4,
+        seed=5,
         result="scalars",
         steps=(Step("tanh", (0,), (), ""), Step("lookup", (1,), ((3,), None), "jit")),
     )

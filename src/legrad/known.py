@@ -6,6 +6,7 @@ so with `known`, and what those data decide (which links are there, which entrie
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,15 @@ import numpy as np
 
 from legrad import _compat
 
-_LEVELS: list[dict[int, tuple[Any, Any]]] = []
+
+class _Local(threading.local):
+    """What the thread that traces knows."""
+
+    def __init__(self) -> None:
+        self.levels: list[dict[int, tuple[Any, Any]]] = []
+
+
+_LOCAL = _Local()
 _READABLE = 1 << 27  # numbers; larger arrays are not looked into
 
 
@@ -25,23 +34,23 @@ def known(tracers: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
 
     The compiled program must be run with these values only.
     """
-    _LEVELS.append({id(tracer): (tracer, value) for tracer, value in zip(tracers, values, strict=True)})
+    _LOCAL.levels.append({id(tracer): (tracer, value) for tracer, value in zip(tracers, values, strict=True)})
     try:
         yield
     finally:
-        _LEVELS.pop()
+        _LOCAL.levels.pop()
 
 
 def same(new: Any, old: Any) -> Any:
     """`new`, which holds the numbers of `old` and may be read where that can."""
-    if _LEVELS and (numbers := read(old)) is not None:
-        _LEVELS[-1][id(new)] = (new, numbers)
+    if _LOCAL.levels and (numbers := read(old)) is not None:
+        _LOCAL.levels[-1][id(new)] = (new, numbers)
     return new
 
 
 def read(value: Any) -> np.ndarray | None:
     """The numbers in an array, or None where they cannot be read now."""
-    for level in reversed(_LEVELS):
+    for level in reversed(_LOCAL.levels):
         if id(value) in level:
             value = level[id(value)][1]
     if not _compat.is_concrete(value) or np.size(value) > _READABLE:

@@ -32,6 +32,9 @@ def single_site(
     Returns:
         The structure of `candidates`. Where `f` returns a pytree, each leaf holds that pytree.
 
+    The result can be differentiated with respect to what `f` closes over, but derivative rules of `jax.custom_jvp`
+    and `jax.custom_vjp` inside `f` are not applied: `method="brute"` applies them.
+
     Example:
         >>> legrad.single_site(lambda x: (x**2).sum(), jnp.array([1.0, 2.0]), jnp.zeros((1, 2)))
         Array([[4., 1.]], dtype=float32)

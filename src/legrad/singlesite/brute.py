@@ -35,7 +35,7 @@ def brute(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, 
     def summed(y: Tree) -> Tree:
         terms = f(y)
         if pivot is not None:
-            terms = jax.tree.map(jnp.subtract, terms, pivot)
+            terms = jax.tree.map(_difference, terms, pivot)
         return jax.tree.map(jnp.sum, terms)
 
     def leaf(i: int) -> Tree:
@@ -54,6 +54,12 @@ def brute(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, 
         return jax.tree.map(lambda v: v.reshape(shape), values)
 
     return jax.tree.unflatten(structure, [leaf(i) for i in range(len(leaves))])
+
+
+def _difference(term: jax.Array, pivot: jax.Array) -> jax.Array:
+    """In the type of their sum: that of narrow types would wrap around, and booleans have none."""
+    dtype = jax.eval_shape(jnp.sum, term).dtype
+    return jnp.asarray(term, dtype) - jnp.asarray(pivot, dtype)
 
 
 def _bytes(f: Callable[[Tree], Tree], x: Tree) -> int:

@@ -189,6 +189,8 @@ class Site:
             chosen: which rows, in order; -1 for any number that is finite.
             runs: where runs of neighbouring rows begin.
         """
+        if not len(table.elements[covered[0]]):  # nothing is touched: no row can be asked for
+            return Labelled(jnp.zeros((), array.data.dtype), ())
         index: dict[Axis, np.ndarray] = {}
         if M in array.axes:
             assert table.source is not None
@@ -302,6 +304,18 @@ class Site:
             return New(broad(change.layout), change.value.rename(names))
         pieces = [Piece(broad(p.layout), tuple(f.rename(names) for f in p.factors)) for p in change.pieces]
         return Lazy(tuple(pieces))
+
+    def masked(self, factors: Sequence[Labelled], mask: Labelled) -> tuple[Labelled, ...]:
+        """A product that is zero outside a mask, also where a factor is infinite there."""
+        factors, done, hidden = self.grouped(factors), [], False
+        for factor in factors:
+            if factor.has("v") or set(mask.axes) <= set(factor.axes):
+                zero = Labelled(jnp.zeros((), factor.data.dtype), ())
+                factor, hidden = self.order.combine(jnp.where, mask, factor, zero), True
+            done.append(factor)
+        if not hidden:
+            done.append(Labelled(mask.data.astype(factors[0].data.dtype), mask.axes))
+        return tuple(done)
 
     def grouped(self, factors: Sequence[Labelled]) -> tuple[Labelled, ...]:
         """The factors without axes of the value as one, and those with the same axes as one."""

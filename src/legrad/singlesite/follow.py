@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from legrad.singlesite.change import Change, Lazy, New, Site, holds_differences
+from legrad.singlesite.change import Change, Lazy, New, Site
 from legrad.singlesite.labelled import E, K, Labelled
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.program import Op, Program
@@ -60,7 +60,7 @@ def follow(
         candidates: the block's candidates, (K, elements).
         met: told of every operation that the change reaches.
     """
-    changes: dict[int, Change] = {number: _start(site, candidates, values[number])}
+    changes: dict[int, Change] = {number: _start(site, candidates)}
     for op in program.ops:
         if not any(i in changes for i in op.inputs):
             continue
@@ -76,7 +76,7 @@ def follow(
     return [_total(program, site, i, changes.get(i), values[i]) for i in program.outputs]
 
 
-def _start(site: Site, candidates: jax.Array, base: jax.Array) -> Change:
+def _start(site: Site, candidates: jax.Array) -> Change:
     """The latent itself: an element touches its own position."""
     rank = len(site.shape)
     layout = Layout(tuple(None if n == 1 else j for j, n in enumerate(site.shape)))
@@ -84,8 +84,7 @@ def _start(site: Site, candidates: jax.Array, base: jax.Array) -> Change:
     unit = tuple(i for i, n in enumerate(candidates.shape) if n == 1 and (i == 0 or site.shape[i - 1] == 1))
     kept = tuple(axis for i, axis in enumerate(axes) if i not in unit)
     value = Labelled(candidates.squeeze(unit), kept)
-    change = New(layout, value)
-    return site.as_lazy(change, base) if holds_differences(base.dtype) else change
+    return New(layout, value)
 
 
 def _total(program: Program, site: Site, number: int, change: Change | None, base: Any) -> jax.Array:

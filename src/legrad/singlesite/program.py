@@ -158,21 +158,31 @@ class Program:
 
     def read(self, number: int) -> np.ndarray | None:
         """What a constant holds, where that can be read while tracing; None otherwise."""
+        if number in self._varying:
+            return None
         if number not in self._read:
-            self._read[number] = self._evaluate_now(number)
+            self._evaluate_now(number)
         value = self._read[number]
         return value if value is None else np.asarray(value)
 
-    def _evaluate_now(self, number: int) -> Any:
-        if number in self.constants:
-            return read(self.constants[number])
-        op = self._made.get(number)
-        if op is None or op.eqn.effects:
-            return None
-        operands = [self.read(i) for i in op.inputs]
-        if any(x is None for x in operands):
-            return None
-        with jax.ensure_compile_time_eval():
-            results = op.run(operands)
-        self._read.update(zip(op.outputs, results, strict=True))
-        return self._read[number]
+    def _evaluate_now(self, number: int) -> None:
+        """Evaluate what leads to a constant, in order."""
+        needed, ahead = set(), [number]
+        while ahead:
+            i = ahead.pop()
+            if i not in needed and i not in self._read:
+                needed.add(i)
+                ahead += self._made[i].inputs if i in self._made else ()
+        for i in sorted(needed):  # operands are numbered before results
+            if i in self._read:
+                continue
+            op = self._made.get(i)
+            if op is None:
+                self._read[i] = read(self.constants[i])
+                continue
+            operands = [self._read[j] for j in op.inputs]
+            if op.eqn.effects or any(x is None for x in operands):
+                self._read.update(dict.fromkeys(op.outputs))
+                continue
+            with jax.ensure_compile_time_eval():
+                self._read.update(zip(op.outputs, op.run(operands), strict=True))

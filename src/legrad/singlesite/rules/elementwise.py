@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from legrad import _compat
@@ -67,6 +68,19 @@ def identity(step: Step) -> list[Change | None]:
     return [step.operands[0].change]
 
 
+def stop(step: Step) -> list[Change | None]:
+    """The change without its derivative."""
+    change = step.operands[0].change
+    if isinstance(change, New):
+        return [New(change.layout, _stopped(change.value))]
+    assert change is not None
+    return [Lazy(tuple(Piece(p.layout, tuple(map(_stopped, p.factors))) for p in change.pieces))]
+
+
+def _stopped(array: Labelled) -> Labelled:
+    return Labelled(jax.lax.stop_gradient(array.data), array.axes)
+
+
 def _scaled(step: Step, x: Operand, by: Any) -> list[Piece]:
     """The pieces of x, each times a constant array."""
     pieces = []
@@ -125,8 +139,9 @@ def convert(step: Step) -> list[Change | None]:
     (x,) = step.operands
     old, new = x.base.dtype, step.results[0].dtype
     widens = jnp.issubdtype(new, jnp.floating) or (new == jnp.int64 and old == jnp.int32)
-    if not (holds_differences(old) and widens):
-        return nonlinear(step)
+    exact = jnp.issubdtype(old, jnp.floating) or any(f.has("v") for p in step.pieces(x) for f in p.factors)
+    if not (holds_differences(old) and widens and exact):
+        return nonlinear(step)  # integers may wrap around: where it costs nothing, the values themselves are cast
     assert x.change is not None
     return [step.site.cast(x.change, x.base, new)]
 
@@ -139,8 +154,9 @@ def select(step: Step) -> list[Change | None]:
     pieces = []
     for i, case in enumerate(cases):
         if case.change is not None:
-            chosen = (which.base == (bool(i) if which.base.dtype == bool else i)).astype(case.base.dtype)
-            pieces += _scaled(step, case, chosen)
+            chosen = which.base == (bool(i) if which.base.dtype == bool else i)
+            for p in step.pieces(case):
+                pieces.append(Piece(p.layout, step.site.masked(p.factors, step.site.take(chosen, p.layout))))
     return _sum(step, pieces)
 
 
@@ -167,7 +183,7 @@ def _if_lazy(rule: Rule) -> Rule:
     def either(step: Step) -> list[Change | None]:
         step = _broad(step)
         numeric = all(jnp.issubdtype(x.base.dtype, jnp.number) for x in step.changing())
-        return rule(step) if numeric and step.lazy() else nonlinear(step)
+        return rule(step) if numeric and step.prefers_differences() else nonlinear(step)
 
     return either
 
@@ -241,7 +257,8 @@ NONLINEAR = [
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(NONLINEAR, _always(nonlinear)),
-    **dict.fromkeys(["copy", "copy_p", "stop_gradient"], identity),
+    **dict.fromkeys(["copy", "copy_p"], identity),
+    "stop_gradient": stop,
     "neg": _if_lazy(neg),
     "add": _if_lazy(add),
     "add_any": _if_lazy(add),

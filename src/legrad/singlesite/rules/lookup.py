@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad import _compat
-from legrad.singlesite.change import Change, Lazy, New
+from legrad.singlesite.change import Change, Lazy, New, holds_differences
 from legrad.singlesite.labelled import Axis, Labelled, V, arrange
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.rules.fallback import fallback, linear
@@ -28,7 +28,11 @@ def gather(step: Step) -> list[Change | None]:
         return fallback(step)
     known = index.read()
     if known is None or x.base.size == 0 or index.base.size == 0:
-        return linear(step) if step.lazy() and jnp.issubdtype(x.base.dtype, jnp.number) else fallback(step)
+        # Of a difference, what lies out of bounds is zero, whatever the value is filled with.
+        unfilled = step.eqn.replace(params={**step.eqn.params, "fill_value": 0})
+        if holds_differences(x.base.dtype):
+            return linear(Step(step.site, unfilled, step.operands, step.results))
+        return fallback(step)
     return [move(step, x, _pick(step, x, known), step.results[0])]
 
 

@@ -58,9 +58,7 @@ def move(step: Step, x: Operand, how: Move, base: Any) -> Change:
     pieces = []
     for piece in change.pieces:
         layout, arrays, mask = _moved(site, piece.layout, list(piece.factors), how, shape, out)
-        if mask is not None:
-            arrays.append(Labelled(mask.data.astype(x.base.dtype), mask.axes))
-        pieces.append(Piece(layout, tuple(arrays)))
+        pieces.append(Piece(layout, tuple(arrays) if mask is None else site.masked(arrays, mask)))
     return Lazy(tuple(pieces))
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from legrad.singlesite.change import Change, Lazy, Piece, Site
+from legrad.singlesite.change import Change, Lazy, Piece, Site, holds_differences
+from legrad.singlesite.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +55,31 @@ class Step:
         """Whether every change is a sum of products."""
         return all(isinstance(x.change, Lazy) for x in self.changing())
 
+    def prefers_differences(self) -> bool:
+        """Whether a linear rule should keep differences: they are, or they would save work.
+
+        A value that is touched in few positions is exact as it is. One that is constant along an axis that is touched
+        everywhere stays a factor only as a difference.
+        """
+        return all(
+            isinstance(x.change, Lazy)
+            or (
+                holds_differences(x.base.dtype)
+                and not x.change.value.has("v")
+                and _spreads(x.change.layout, self.shape)
+            )
+            for x in self.changing()
+            if x.change is not None
+        )
+
     def pieces(self, x: Operand) -> tuple[Piece, ...]:
         """An operand's change as a difference."""
         assert x.change is not None
         return self.site.as_lazy(x.change, x.base).pieces
+
+
+def _spreads(layout: Layout, shape: tuple[int, ...]) -> bool:
+    return any(shape[a] > 1 for a in layout.free() if a < len(shape))
 
 
 Rule = Callable[[Step], "list[Change | None]"]

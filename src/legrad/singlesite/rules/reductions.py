@@ -65,8 +65,8 @@ def cumsum(step: Step) -> list[Change | None]:
         after = jnp.less_equal if reverse else jnp.greater_equal
         mask = step.site.order.combine(after, place, step.site.index(w))
         where = [None if a == axis else w for a, w in enumerate(piece.layout.where)]
-        mask = Labelled(mask.data.astype(x.base.dtype), mask.axes)
-        pieces.append(Piece(Layout(tuple(where), piece.layout.entries), (*piece.factors, mask)))
+        factors = step.site.masked(piece.factors, mask)
+        pieces.append(Piece(Layout(tuple(where), piece.layout.entries), factors))
     return [step.site.tidy(pieces)]
 
 
