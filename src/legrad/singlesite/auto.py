@@ -16,7 +16,7 @@ from legrad.singlesite.follow import follow
 from legrad.singlesite.labelled import E, K
 from legrad.singlesite.plan import Plan, make_plan
 from legrad.singlesite.program import Program
-from legrad.singlesite.report import tell
+from legrad.singlesite.report import is_listening, tell
 
 Tree = Any
 
@@ -64,7 +64,7 @@ def _leaf(
         tell(name, program, number, len(choices), None)
         totals = [jnp.zeros(choices.shape, jnp.sum(values[i]).dtype) for i in program.outputs]
         return jax.tree.unflatten(program.structure, totals)
-    plan = make_plan(program, number, values, len(choices), memory)
+    plan = make_plan(program, number, values, len(choices), memory, whole=is_listening())
     tell(name, program, number, len(choices), plan)
     if plan.brute:
         here = jax.tree.unflatten(program.structure, [values[i] for i in program.outputs])

@@ -15,6 +15,7 @@ from legrad.singlesite.labelled import Axis, E, K, Order
 from legrad.singlesite.program import Program
 from legrad.singlesite.rules.elementwise import RULES as ELEMENTWISE
 
+LITTLE = 1 << 14  # numbers
 IN_PASSING = {
     *ELEMENTWISE,
     "reduce_sum",
@@ -63,12 +64,21 @@ class Plan:
         return Site(self.site_shape, self.sizes, starts or {}, Order(self.values_first), self.sparse)
 
 
-def make_plan(program: Program, number: int, values: dict[int, Any], count: int, memory: int) -> Plan:
-    """Plan the changes of one input with `count` candidates."""
+def make_plan(
+    program: Program, number: int, values: dict[int, Any], count: int, memory: int, *, whole: bool = False
+) -> Plan:
+    """Plan the changes of one input with `count` candidates.
+
+    Where brute force takes little anyway, tracing the changes would take longer than it saves: unless the `whole`
+    plan is asked for, the choice is made at once.
+    """
     shape = program.shapes[number]
     full = {K: count} | {E(j): n for j, n in enumerate(shape)}
-    plan = _dry_run(program, number, values, Plan(shape, full))
-    plan.brute_work = count * math.prod(shape) * _once(program, number)
+    brute_work = count * math.prod(shape) * _once(program, number)
+    plan = Plan(shape, full, work=brute_work, brute_work=brute_work)
+    if brute_work <= LITTLE and plan.brute and not whole:
+        return plan
+    plan = _dry_run(program, number, values, plan)
     plan.work = sum(m.work for m in plan.met)
     if plan.brute:
         return plan

@@ -105,6 +105,11 @@ def listening() -> Iterator[Explanation]:
         _LISTENERS.pop()
 
 
+def is_listening() -> bool:
+    """Whether anybody collects what is planned."""
+    return bool(_LISTENERS)
+
+
 def tell(name: str, program: Program, number: int, count: int, plan: Plan | None) -> None:
     """Report the plan of one latent to whoever listens; None where nothing depends on it."""
     elements = math.prod(program.shapes[number])
