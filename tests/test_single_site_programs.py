@@ -319,6 +319,7 @@ def test_blocks(around):
     each_program(around, EACH, lambda program: check(program, memory=100))
 
 
+@pytest.mark.usefixtures("followed")
 def test_outside_jit():
     each_program("square", 2, lambda program: check(program, compiled=False))
 

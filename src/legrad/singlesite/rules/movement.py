@@ -183,7 +183,9 @@ def merge(step: Step, changes: Sequence[Change], regions: Sequence[np.ndarray], 
     for c, region in zip(changes, regions, strict=True):
         if isinstance(c, New):
             part = site.overlay(total, c.value, c.layout, layout, shape)
-            total = site.order.combine(jnp.where, site.take(region, layout), part, total)
+            along = [a for a, n in enumerate(region.shape) if n > 1]
+            inside = bool(along) and all(c.layout.where[a] is not None for a in along)
+            total = part if inside else site.order.combine(jnp.where, site.take(region, layout), part, total)
         else:
             for piece in c.pieces:
                 total = site.order.combine(jnp.add, total, site.product(piece, layout, shape))
@@ -308,11 +310,11 @@ def concatenate(step: Step) -> list[Change | None]:
     place = np.arange(step.shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(step.shape))])
     changes, regions = [], []
     for x in step.operands:
-        if x.change is not None:
+        if x.change is not None and x.shape[axis]:
             changes.append(move(step, x, _placed(x.shape, step.shape, axis, start), step.results[0]))
             regions.append((place >= start) & (place < start + x.shape[axis]))
         start += x.shape[axis]
-    return [merge(step, changes, regions, step.results[0])]
+    return [merge(step, changes, regions, step.results[0]) if changes else None]
 
 
 def _placed(shape: Sequence[int], out: Sequence[int], axis: int, start: int) -> Move:
