@@ -104,7 +104,8 @@ def _fit_memory(program: Program, number: int, values: dict[int, Any], plan: Pla
         size = -(-whole // blocks)  # all of about the same size: the last one overlaps little
         if size < whole:
             sizes = plan.sizes | {axis: size}
-            plan = Plan(plan.site_shape, sizes, (*plan.blocked, axis), plan.sparse)
+            # A list covers whole axes of the latent, and a rule may make one in passing: none with a cut axis.
+            plan = Plan(plan.site_shape, sizes, (*plan.blocked, axis), plan.sparse and axis == K)
             plan = _dry_run(program, number, values, plan)
     return plan
 
