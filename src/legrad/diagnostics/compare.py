@@ -5,9 +5,9 @@ Times are medians of rounds in which the estimators take turns, so a busy machin
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,8 +15,7 @@ import numpy as np
 from numpyro.infer.elbo import ELBO
 
 from legrad.diagnostics.gradients import Moments, gradient, moments
-
-_ROUNDS = 7
+from legrad.diagnostics.timing import interleaved_seconds
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def compare(
         name: jax.device_get(jax.jit(lambda k, draw=draw: moments(draw, k, draws))(jax.random.fold_in(key, i)))
         for i, (name, draw) in enumerate(one.items())
     }
-    seconds = _times(one, key)
+    seconds = interleaved_seconds({name: partial(draw, key) for name, draw in one.items()})
     rows = {}
     for name, (mean, variance) in found.items():
         average = float(np.mean(_flat(variance)))
@@ -110,24 +109,6 @@ def compare(
         z = _bias_z(found[name], [m for other, m in found.items() if other != name], draws)
         rows[name] = Measured(average, z, seconds[name], 1 / cost if cost > 0 else float("inf"), mean, variance)
     return Comparison(rows, draws)
-
-
-def _times(one: Mapping[str, Callable[[jax.Array], Any]], key: jax.Array) -> dict[str, float]:
-    """The median seconds of a call; each round times every estimator over about 20 ms."""
-    repeats = {}
-    for name, draw in one.items():
-        jax.block_until_ready(draw(key))
-        begun = time.perf_counter()
-        jax.block_until_ready(draw(key))
-        repeats[name] = max(1, int(0.02 / max(time.perf_counter() - begun, 1e-6)))
-    times: dict[str, list[float]] = {name: [] for name in one}
-    for _ in range(_ROUNDS):
-        for name, draw in one.items():
-            begun = time.perf_counter()
-            for _ in range(repeats[name]):
-                jax.block_until_ready(draw(key))
-            times[name].append((time.perf_counter() - begun) / repeats[name])
-    return {name: float(np.median(t)) for name, t in times.items()}
 
 
 def _flat(tree: Any) -> np.ndarray:

@@ -30,14 +30,28 @@ def gradient(
     """`gradient(...)(key)` is one draw of the estimator's gradient of the ELBO."""
     parameters = Parameters(model, guide, args, kwargs, jax.random.key(0), params)
     at = parameters.unconstrain(parameters.initial)
+    return lambda key: gradient_at(at, key, parameters, estimator, model, guide, args, kwargs)
 
-    def loss(unconstrained: dict[str, Any], key: jax.Array) -> jax.Array:
+
+def gradient_at(
+    unconstrained: dict[str, Any],
+    key: jax.Array,
+    parameters: Parameters,
+    estimator: ELBO,
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """One draw of the estimator's gradient of the ELBO at unconstrained parameters."""
+
+    def elbo(unconstrained: dict[str, Any]) -> jax.Array:
         return -estimator.loss(key, parameters.constrain(unconstrained), model, guide, *args, **kwargs)
 
-    return lambda key: jax.grad(loss)(at, key)
+    return jax.grad(elbo)(unconstrained)
 
 
-def moments(draw: Callable[[jax.Array], Any], key: jax.Array, number: int) -> Moments:
+def moments(draw: Callable[[jax.Array], Any], key: jax.Array, number: int | jax.Array) -> Moments:
     """Mean and variance over `number` draws, one after another so that memory stays that of one draw."""
     shapes = jax.eval_shape(draw, key)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)

@@ -36,7 +36,7 @@ def fit(
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 2000,
     init_params: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
+    progress: bool | str | None = None,
 ) -> FitResult:
     """Fit a guide to a model by stochastic gradients of the ELBO.
 
@@ -50,7 +50,7 @@ def fit(
         optimizer: an optax optimizer, schedules included; `optax.adam(1e-2)` if None.
         steps: how many.
         init_params: parameter values to start from, constrained.
-        progress: show a progress bar; if None, where the output is a terminal.
+        progress: show a progress bar, with a label if it is a string; if None, where the output is a terminal.
 
     Returns:
         The parameters, the ELBO of every step, and what to do with them.
@@ -92,28 +92,33 @@ def fit(
     history = jnp.full(steps, jnp.nan, jnp.result_type(float))
     state = (unconstrained, optimizer.init(unconstrained), history)
     begun = time.perf_counter()
-    state = _drive(lambda state, start, n: run(state, start, n, of_steps, arrays), state, steps, progress)
+    state, clock = _drive(lambda state, start, n: run(state, start, n, of_steps, arrays), state, steps, progress)
     return FitResult(
         params=jax.device_get(parameters.constrain(state[0])),
         elbo=np.asarray(state[2]),
         steps=steps,
         seconds=time.perf_counter() - begun,
+        clock=clock,
         problem=Problem(model, guide, parameters.constrain(state[0]), args, kwargs),
         estimator=estimator,
+        optimizer_state=jax.device_get(state[1]),
     )
 
 
-def _drive(run: Callable[..., Any], state: Any, steps: int, progress: bool | None) -> Any:
-    """Run all steps, in chunks that take about half a second each."""
+def _drive(run: Callable[..., Any], state: Any, steps: int, progress: bool | str | None) -> tuple[Any, np.ndarray]:
+    """Run all steps, in chunks that take about half a second each; the state, and the clock after each chunk."""
     done, chunk = 0, 1
+    clock = [(0.0, 0.0)]
     hide = not (sys.stderr.isatty() if progress is None else progress)
-    with tqdm(total=steps, disable=hide, unit="step") as bar:
+    label = progress if isinstance(progress, str) else None
+    with tqdm(total=steps, disable=hide, unit="step", desc=label) as bar:
         while done < steps:
             chunk = min(chunk, steps - done)
             begun = time.perf_counter()
             state = jax.block_until_ready(run(state, done, chunk))
             seconds = time.perf_counter() - begun
             done += chunk
+            clock.append((done, clock[-1][1] + seconds))
             if not hide:
                 bar.set_postfix_str(f"ELBO {_recent(state[2], done):.4g}")
                 bar.update(chunk)
@@ -121,7 +126,7 @@ def _drive(run: Callable[..., Any], state: Any, steps: int, progress: bool | Non
                 chunk = 2  # the first chunk's time is that of compiling
             elif seconds < _CHUNK_SECONDS:
                 chunk = min(4 * chunk, max(1, int(chunk * _CHUNK_SECONDS / max(seconds, 1e-9))))
-    return state
+    return state, np.asarray(clock)
 
 
 def _recent(history: jax.Array, done: int) -> float:

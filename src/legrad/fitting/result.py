@@ -23,16 +23,21 @@ class FitResult:
         elbo: the ELBO estimate of every step.
         steps: how many steps were taken.
         seconds: how long they took, compiling included.
+        clock: rows of (steps done, seconds of running so far), one after each chunk of compiled steps; the first
+            step's seconds are mostly those of compiling.
         problem: model, guide, parameters and data, for what is computed from the fit.
         estimator: what gave the gradients.
+        optimizer_state: what the optimizer carries, after the last step.
     """
 
     params: dict[str, Any]
     elbo: np.ndarray
     steps: int
     seconds: float
+    clock: np.ndarray = field(repr=False)
     problem: Problem = field(repr=False)
     estimator: ELBO = field(repr=False)
+    optimizer_state: Any = field(repr=False)
 
     def sample(self, key: jax.Array, num_samples: int = 1000) -> dict[str, jax.Array]:
         """Draws from the fitted guide: for each latent an array with a leading axis of draws."""

@@ -1,0 +1,116 @@
+"""What the figures and tables of all experiments share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from legrad.experiments.record import window_variance
+from legrad.experiments.stages import Arrays
+from legrad.experiments.style import COLOURS, LINES
+
+BOUND = """The stochastic value of the lower bound (one sample a step; smoothed lines over the raw values), by step as in
+the paper, and by wall time, which the paper does not show. Compiling is left out."""
+EFFICIENCY = ("estimator", "variance, mu", "variance, log l", "seconds", "1/(variance of mu × seconds)")
+EFFICIENCY_NOTE = """Variances are means over coordinates at the same parameters for all. Seconds are medians of rounds in
+which the estimators take turns, each inside one compiled loop as in a fit. The variance of S independent samples is 1/S of
+one sample's."""
+
+
+def estimator(name: str) -> str:
+    """The method that a label is about: the key of its colour."""
+    return next((method for method in COLOURS if name.startswith(method)), "exact")
+
+
+def line(axes: Axes, x: Any, y: Any, method: str, label: str | None = None, **style: Any) -> None:
+    """A line in the method's colour."""
+    method = estimator(method)
+    style = {"color": COLOURS[method], "linestyle": LINES[method], "label": label} | style
+    axes.plot(x, y, **style)
+
+
+def band(axes: Axes, x: Sequence[int], y: np.ndarray, method: str, label: str) -> None:
+    """The mean over coordinates, in a band from the least to the largest; the first axis of y goes with x."""
+    y = np.maximum(y.reshape(len(y), -1), 1e-30)
+    at = np.maximum(np.asarray(x), 1)
+    axes.fill_between(at, y.min(axis=1), y.max(axis=1), color=COLOURS[estimator(method)], alpha=0.15, linewidth=0)
+    line(axes, at, y.mean(axis=1), method, label, marker="o", markersize=3.5)
+    axes.set_xscale("log")
+
+
+def log_axis(axes: Axes, decades: float = 8.0) -> None:
+    """A logarithmic axis that leaves out what is only rounding: lines that far below the largest are named instead."""
+    axes.set_yscale("log")
+    top = max(float(np.max(drawn.get_ydata())) for drawn in axes.lines)  # type: ignore[arg-type]
+    floor = top / 10**decades
+    if axes.get_ylim()[0] < floor:
+        axes.set_ylim(bottom=floor)
+    hidden = [str(d.get_label()) for d in axes.lines if float(np.max(d.get_ydata())) < floor]  # type: ignore[arg-type]
+    for i, name in enumerate(hidden):
+        text = f"{name}: exact but for rounding"
+        axes.text(0.03, 0.04 + 0.08 * i, text, transform=axes.transAxes, color=COLOURS[estimator(name)], fontsize=9)
+
+
+def smooth(y: np.ndarray, width: int) -> np.ndarray:
+    """A running mean; the first values average what there is."""
+    total = np.cumsum(np.insert(np.asarray(y, float), 0, 0.0))
+    i = np.arange(1, len(y) + 1)
+    start = np.maximum(0, i - width)
+    return (total[i] - total[start]) / (i - start)
+
+
+def bounds(runs: Mapping[str, Arrays], low: float, per: float = 1.0, ylabel: str = "lower bound") -> Figure:
+    """The bound by step and by wall time.
+
+    Args:
+        runs: trajectories by method.
+        low: the percentile of all values at which the picture ends below.
+        per: what the bound is divided by.
+        ylabel: of the left panel.
+    """
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    by_step, by_time = figure.subplots(1, 2, sharey=True)
+    values = np.concatenate([run["elbo"][np.isfinite(run["elbo"])] for run in runs.values()]) / per
+    for name, run in runs.items():
+        y, steps = run["elbo"] / per, np.arange(1, len(run["elbo"]) + 1)
+        for axes, x in ((by_step, steps), (by_time, run["seconds"])):
+            axes.plot(x, y, color=COLOURS[estimator(name)], alpha=0.15, linewidth=0.5)
+            line(axes, x, smooth(y, max(1, len(y) // 50)), name, name)
+    floor, top = np.percentile(values, low), values.max()
+    by_step.set(xlabel="step", ylabel=ylabel, title="by step", ylim=(floor, top + 0.05 * (top - floor)))
+    by_time.set(xlabel="seconds", title="by wall time", xscale="log")
+    by_step.legend(loc="lower right")
+    return figure
+
+
+def drift(gradient: np.ndarray, true: np.ndarray, kept: Sequence[int]) -> np.ndarray:
+    """The paper's window over the true variance, at each kept step: mean of ten windows from there on."""
+    windows = window_variance(gradient)
+    starts = [min(i, len(windows) - 10) for i in kept]
+    return np.array([windows[i : i + 10].mean() for i in starts]) / np.maximum(true, 1e-30)
+
+
+def settings(s: Any) -> dict[str, Any]:
+    """The settings with names to read."""
+    return {name.replace("_", " "): value for name, value in asdict(s).items()}
+
+
+def efficiency_row(name: str, mu: float, log_l: float, seconds: float) -> tuple[str, ...]:
+    """A row of the table of variance, time and 1/(variance × time)."""
+    return (name, f"{mu:.3g}", f"{log_l:.3g}" if log_l > 1e-9 else "0 (exact)", f"{seconds:.3g}", efficiency(mu, seconds))
+
+
+def efficiency(variance: float, seconds: float) -> str:
+    """1/(variance × seconds), in words where there is no variance."""
+    return f"{1 / (variance * seconds):.3g}" if variance > 1e-12 else "no noise"
+
+
+def first_at(run: Arrays, target: float, width: int = 20) -> float:
+    """The seconds after which the smoothed bound first reaches the target; infinite if it does not."""
+    there = smooth(run["elbo"], width) >= target
+    return float(run["seconds"][np.argmax(there)]) if there.any() else float("inf")

@@ -1,0 +1,80 @@
+"""A fit that keeps what the paper plots: one coordinate's gradient at each step, and parameters along the way.
+
+`legrad.fit` takes any optax optimizer, so the record is one: it lets the gradient pass and remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpyro.infer.elbo import ELBO
+
+from legrad.fitting.loop import fit
+
+Arrays = dict[str, np.ndarray]
+
+
+class Record(NamedTuple):
+    """The first optimizer's state: the step, the coordinate's gradients, and the parameters before chosen steps."""
+
+    count: jax.Array
+    gradient: jax.Array
+    kept: Any
+
+
+def record(steps: int, pick: Callable[[Any], jax.Array], keep: Sequence[int]) -> optax.GradientTransformation:
+    """An optimizer that changes nothing and remembers `pick(gradient)` of each step, and parameters at `keep`."""
+    at = jnp.asarray(keep)
+
+    def init(params: Any) -> Record:
+        kept = jax.tree.map(lambda p: jnp.zeros((len(keep), *jnp.shape(p)), p.dtype), params)
+        return Record(jnp.zeros((), int), jnp.zeros(steps), kept)
+
+    def update(gradient: Any, state: Record, params: Any = None) -> tuple[Any, Record]:
+        i = state.count
+        row = jnp.where(jnp.isin(i, at), jnp.searchsorted(at, i), len(keep))  # past the end: dropped
+        kept = jax.tree.map(lambda k, p: k.at[row].set(p, mode="drop"), state.kept, params)
+        return gradient, Record(i + 1, state.gradient.at[i].set(pick(gradient)), kept)
+
+    return optax.GradientTransformation(init, update)
+
+
+def trajectory(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    estimator: ELBO,
+    optimizer: optax.GradientTransformation,
+    *,
+    steps: int,
+    seed: int,
+    pick: Callable[[Any], jax.Array],
+    keep: Sequence[int] = (0,),
+    label: str,
+) -> Arrays:
+    """Fit, and give the record as arrays: `elbo`, `gradient`, `seconds`, `final NAME`, `kept NAME` (unconstrained)."""
+    result = fit(
+        model, guide, args=args, key=jax.random.key(seed), estimator=estimator, steps=steps, progress=label,
+        optimizer=optax.chain(record(steps, pick, keep), optimizer),
+    )  # fmt: skip
+    kept: Record = result.optimizer_state[0]
+    found = {"elbo": result.elbo, "gradient": np.asarray(kept.gradient), "seconds": seconds_of_steps(result.clock)}
+    found |= {f"final {name}": np.asarray(value) for name, value in result.params.items()}
+    return found | {f"kept {name}": np.asarray(value) for name, value in kept.kept.items()}
+
+
+def seconds_of_steps(clock: np.ndarray) -> np.ndarray:
+    """Seconds after each step; compiling is taken out: the first step counts as the mean of the later ones."""
+    steps, seconds = clock[1:].T
+    each = (seconds[-1] - seconds[0]) / max(1.0, steps[-1] - steps[0])
+    return each + np.interp(np.arange(1, steps[-1] + 1), steps, seconds - seconds[0])
+
+
+def window_variance(gradient: np.ndarray, width: int = 10) -> np.ndarray:
+    """The paper's measure: the variance of one coordinate over the last `width` steps, at each step."""
+    return np.lib.stride_tricks.sliding_window_view(gradient, width).var(axis=-1, ddof=1)

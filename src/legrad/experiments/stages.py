@@ -1,0 +1,94 @@
+"""Long work in stages that are kept: an interrupted run goes on where it was.
+
+A stage is a function of the stages before it that gives arrays. They are written to a file of arrays (never code) as
+soon as they are there, with the settings that made them; a file made by other settings is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import legrad
+
+Arrays = dict[str, np.ndarray]
+Results = dict[str, Arrays]
+Stage = Callable[[Results, str], Arrays]  # (results of the stages before, label of the progress bar) → arrays
+
+
+class StageError(OSError):
+    """The results of a stage could not be kept."""
+
+
+class Stages:
+    """Where the stages of all experiments are kept.
+
+    Args:
+        folder: for their files.
+        total: how many there are, for the labels.
+        fresh: make all of them anew.
+        say: prints a line.
+    """
+
+    def __init__(self, folder: Path, total: int, fresh: bool = False, say: Callable[[str], None] = print) -> None:
+        self.folder, self.total, self.fresh, self.say, self.count = folder, total, fresh, say, 0
+
+    def run(self, experiment: str, stages: Mapping[str, Stage], settings: Any, source: str) -> Results:
+        """Run the stages of one experiment in order, but for those that are kept."""
+        made_by = {"settings": asdict(settings), "data": source, "legrad": legrad.__version__}
+        results: Results = {}
+        for name, stage in stages.items():
+            self.count += 1
+            label = f"[{self.count}/{self.total}] {experiment}: {name}"
+            mark = hashlib.sha256(json.dumps([name, made_by], sort_keys=True).encode()).hexdigest()
+            path = self.folder / f"{experiment}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.npz"
+            kept = None if self.fresh else self._kept(path, mark)
+            if kept is not None:
+                self.say(f"{label}: kept from an earlier run")
+                results[name] = kept
+                continue
+            results[name] = stage(results, label)
+            _write(path, mark, results[name])
+        return results
+
+    def _kept(self, path: Path, mark: str) -> Arrays | None:
+        if not path.exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+            self.say(f"{path.name} cannot be read ({error}): that stage runs again")
+            return None
+        if str(arrays.pop("made by", "")) != mark:
+            self.say(f"{path.name} was made with other settings, data or version: that stage runs again")
+            return None
+        return arrays
+
+
+def _write(path: Path, mark: str, arrays: Arrays) -> None:
+    """Whole or not at all: a new file takes the place of the old one only when it is complete."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, **{"made by": np.asarray(mark)}, **arrays)  # type: ignore[arg-type]
+            os.replace(temporary, path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise StageError(
+            f"the stage's results could not be written to {path} ({error.strerror or error}): free some space or choose "
+            "another --out; the stages before it are kept"
+        ) from error

@@ -1,0 +1,104 @@
+"""A page of the report in a real browser: what a reader sees, at both widths and in both colour schemes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+WIDTHS = {"phone": (390, 844), "desktop": (1280, 900)}
+VERDICTS = {True: "holds", False: "does not hold", None: "not measured"}
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+LOOK = """() => {
+  const text = e => e.innerText.replace(/\\s+/g, " ").trim();
+  const sized = [...document.body.querySelectorAll("*")].filter(
+    e => e.offsetParent && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()));
+  return {
+    background: getComputedStyle(document.body).backgroundColor,
+    ink: getComputedStyle(document.body).color,
+    width: document.documentElement.scrollWidth,
+    small: sized.filter(e => parseFloat(getComputedStyle(e).fontSize) < 15).map(e => e.outerHTML.slice(0, 80)),
+    claims: [...document.querySelectorAll("table.claims tr.claim")].map(r => [...r.cells].map(text)),
+    images: [...document.images].map(i => ({
+      loaded: i.complete && i.naturalWidth > 0, seen: i.offsetWidth > 100, alt: i.alt, current: i.currentSrc,
+      light: i.src, dark: i.parentElement.querySelector("source").srcset})),
+  };
+}"""
+
+
+def chromium() -> str:
+    """The browser's path; skips the test if there is none."""
+    pytest.importorskip("playwright.sync_api", reason="the browser test needs playwright")
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("the browser test needs chromium, chromium-browser or google-chrome on the path")
+
+
+def check_page(path: Path, claims: list[dict[str, Any]], shots: Path | None = None) -> None:
+    """Open a report in a browser and check what it shows.
+
+    Args:
+        path: the index.html.
+        claims: as in results.json.
+        shots: a directory for a picture of each view; none are made if None.
+    """
+    program = chromium()
+    from playwright.sync_api import sync_playwright
+
+    backgrounds = {}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        try:
+            for device, (width, height) in WIDTHS.items():
+                for scheme in ("light", "dark"):
+                    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+                    requests, complaints = [], []
+                    page.on("request", lambda r, seen=requests: seen.append(r.url))
+                    page.on("console", lambda m, seen=complaints: seen.append(m.text))
+                    page.on("pageerror", lambda e, seen=complaints: seen.append(str(e)))
+                    page.goto(Path(path).resolve().as_uri(), wait_until="load")
+                    seen = page.evaluate(LOOK)
+                    if shots is not None:
+                        page.screenshot(path=shots / f"report_{device}_{scheme}.png", full_page=True)
+                    page.close()
+                    where = f"{device}, {scheme}"
+                    _check_view(seen, claims, width, scheme, where)
+                    assert not complaints, f"{where}: {complaints}"
+                    away = [url[:200] for url in requests if urlsplit(url).scheme not in ("file", "data")]
+                    assert not away, f"{where}: the page asked for {away}"
+                    files = [url for url in requests if url.startswith("file:")]
+                    assert len(files) == 1, f"{where}: the page needs other files: {files}"
+                    backgrounds[device, scheme] = seen["background"]
+        finally:
+            browser.close()
+    for device in WIDTHS:
+        assert backgrounds[device, "light"] != backgrounds[device, "dark"], f"{device}: dark looks like light"
+
+
+def _check_view(seen: dict[str, Any], claims: list[dict[str, Any]], width: int, scheme: str, where: str) -> None:
+    assert seen["width"] <= width, f"{where}: the page is {seen['width']} px wide and scrolls sideways"
+    assert not seen["small"], f"{where}: text below 15 px: {seen['small']}"
+    assert len(seen["claims"]) == len(claims), where
+    for claim, cells in zip(claims, seen["claims"], strict=True):
+        symbol, _, verdict = cells[3].partition(" ")
+        expected = [claim["id"], claim["claim"], claim["measured"], VERDICTS[claim["holds"]], claim["command"]]
+        assert [*cells[:3], verdict, cells[4]] == [" ".join(text.split()) for text in expected], where
+        assert len(symbol) == 1, f"{where}: {claim['id']} has no symbol"
+    for image in seen["images"]:
+        assert image["loaded"], f"{where}: {image['alt']} is not shown"
+        assert image["seen"], f"{where}: {image['alt']} is too small to see"
+        assert image["alt"], f"{where}: a figure has no words"
+        assert image["light"] != image["dark"], f"{where}: {image['alt']} is the same in both styles"
+        assert image["current"] == image[scheme], f"{where}: {image['alt']} is in the other style"
