@@ -78,13 +78,8 @@ def follow(
 
 def _start(site: Site, candidates: jax.Array) -> Change:
     """The latent itself: an element touches its own position."""
-    rank = len(site.shape)
     layout = Layout(tuple(None if n == 1 else j for j, n in enumerate(site.shape)))
-    axes = [K, *(E(j) for j in range(rank))]
-    unit = tuple(i for i, n in enumerate(candidates.shape) if n == 1 and (i == 0 or site.shape[i - 1] == 1))
-    kept = tuple(axis for i, axis in enumerate(axes) if i not in unit)
-    value = Labelled(candidates.squeeze(unit), kept)
-    return New(layout, value)
+    return New(layout, Labelled(candidates, (K, *(E(j) for j in range(len(site.shape))))).squeezed())
 
 
 def _total(program: Program, site: Site, number: int, change: Change | None, base: Any) -> jax.Array:

@@ -26,10 +26,8 @@ def _whole(step: Step, array: Labelled, shape: tuple[int, ...], batch: tuple[Axi
 
 
 def _named(step: Step, data: jax.Array, batch: tuple[Axis, ...], shape: tuple[int, ...]) -> Labelled:
-    axes = [*batch, *map(V, range(len(shape)))]
     data = data.reshape(*(step.site.sizes[axis] for axis in batch), *shape)
-    unit = tuple(i for i, axis in enumerate(axes) if data.shape[i] == 1)
-    return Labelled(data.squeeze(unit), tuple(axis for i, axis in enumerate(axes) if i not in unit))
+    return Labelled(data, (*batch, *map(V, range(len(shape))))).squeezed()
 
 
 def _free(step: Step, x: Operand) -> Layout:

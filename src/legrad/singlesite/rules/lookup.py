@@ -107,9 +107,7 @@ def _look_up(step: Step, table: Operand, parts: Sequence[Operand]) -> list[Chang
     for a, b in number.items():
         where[b] = layout.where[a]
     moved = Layout(layout.where[:last], layout.entries).rename(where, number)
-    unit = tuple(i for i, n in enumerate(data.shape) if n == 1)
-    kept = tuple(axis for i, axis in enumerate(axes) if i not in unit)
-    return [New(moved, Labelled(data.squeeze(unit), kept))]
+    return [New(moved, Labelled(data, tuple(axes)).squeezed())]
 
 
 def _component(array: Labelled, axis: Axis, i: int) -> Labelled:
