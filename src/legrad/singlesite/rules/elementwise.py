@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from legrad import _compat
+from legrad.primitives import ELEMENTWISE
 from legrad.singlesite.change import Change, Lazy, New, Piece, holds_differences
 from legrad.singlesite.labelled import K, Labelled
 from legrad.singlesite.rules.operand import Operand, Rule, Step
@@ -188,75 +189,8 @@ def _if_lazy(rule: Rule) -> Rule:
     return either
 
 
-NONLINEAR = [
-    "abs",
-    "acos",
-    "acosh",
-    "and",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "bessel_i0e",
-    "bessel_i1e",
-    "cbrt",
-    "ceil",
-    "clamp",
-    "conj",
-    "cos",
-    "cosh",
-    "digamma",
-    "eq",
-    "erf",
-    "erf_inv",
-    "erfc",
-    "exp",
-    "exp2",
-    "expm1",
-    "floor",
-    "ge",
-    "gt",
-    "igamma",
-    "igammac",
-    "imag",
-    "is_finite",
-    "le",
-    "lgamma",
-    "log",
-    "log1p",
-    "logistic",
-    "lt",
-    "max",
-    "min",
-    "ne",
-    "nextafter",
-    "not",
-    "or",
-    "polygamma",
-    "pow",
-    "random_gamma_grad",
-    "real",
-    "reduce_precision",
-    "regularized_incomplete_beta",
-    "rem",
-    "round",
-    "rsqrt",
-    "shift_left",
-    "shift_right_arithmetic",
-    "shift_right_logical",
-    "sign",
-    "sin",
-    "sinh",
-    "sqrt",
-    "tan",
-    "tanh",
-    "xor",
-    "zeta",
-]
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(NONLINEAR, _always(nonlinear)),
+    **dict.fromkeys(ELEMENTWISE, _always(nonlinear)),  # right for any; those below keep more structure
     **dict.fromkeys(["copy", "copy_p"], identity),
     "stop_gradient": stop,
     "neg": _if_lazy(neg),
