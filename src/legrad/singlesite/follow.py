@@ -73,7 +73,7 @@ def follow(
                 changes[i] = change
         if met is not None:
             met(_met(op, step, results, rule is not None))
-    return [_total(program, site, i, changes.get(i), values[i]) for i in program.outputs]
+    return [_total(site, changes.get(i), values[i]) for i in program.outputs]
 
 
 def _start(site: Site, candidates: jax.Array) -> Change:
@@ -82,7 +82,7 @@ def _start(site: Site, candidates: jax.Array) -> Change:
     return New(layout, Labelled(candidates, (K, *(E(j) for j in range(len(site.shape))))).squeezed())
 
 
-def _total(program: Program, site: Site, number: int, change: Change | None, base: Any) -> jax.Array:
+def _total(site: Site, change: Change | None, base: Any) -> jax.Array:
     full = [site.sizes[K], *(site.sizes[E(j)] for j in range(len(site.shape)))]
     dtype = jnp.sum(base).dtype
     if change is None:

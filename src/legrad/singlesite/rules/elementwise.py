@@ -37,7 +37,7 @@ def nonlinear(step: Step) -> list[Change | None]:
     return [New(layout, Labelled(r, first.axes)) for r in results]
 
 
-def _negated(step: Step, pieces: Sequence[Piece]) -> list[Piece]:
+def _negated(pieces: Sequence[Piece]) -> list[Piece]:
     return [Piece(p.layout, (Labelled(-p.factors[0].data, p.factors[0].axes), *p.factors[1:])) for p in pieces]
 
 
@@ -48,7 +48,7 @@ def _sum(step: Step, pieces: Sequence[Piece]) -> list[Change | None]:
 
 def neg(step: Step) -> list[Change | None]:
     """-x."""
-    return _sum(step, _negated(step, step.pieces(step.operands[0])))
+    return _sum(step, _negated(step.pieces(step.operands[0])))
 
 
 def add(step: Step) -> list[Change | None]:
@@ -60,7 +60,7 @@ def sub(step: Step) -> list[Change | None]:
     """x - y."""
     x, y = step.operands
     left = [] if x.change is None else list(step.pieces(x))
-    right = [] if y.change is None else _negated(step, step.pieces(y))
+    right = [] if y.change is None else _negated(step.pieces(y))
     return _sum(step, left + right)
 
 
