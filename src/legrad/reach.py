@@ -262,7 +262,7 @@ def _take(eqn: Any, operand: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 RULES: dict[str, Callable[[Any, list[Seen]], list[Seen]]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(["reshape", "squeeze", "expand_dims"], _reshape),
+    **dict.fromkeys(["reshape", "squeeze"], _reshape),
     **dict.fromkeys(
         [
             "reduce_sum",

@@ -191,7 +191,7 @@ def _if_lazy(rule: Rule) -> Rule:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _always(nonlinear)),  # right for any; those below keep more structure
-    **dict.fromkeys(["copy", "copy_p"], identity),
+    "copy": identity,
     "stop_gradient": stop,
     "neg": _if_lazy(neg),
     "add": _if_lazy(add),

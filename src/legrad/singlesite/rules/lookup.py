@@ -185,5 +185,4 @@ RULES: dict[str, Rule] = {
     "gather": gather,
     "scatter": scatter,
     "scatter-add": scatter_add,
-    "scatter_add": scatter_add,
 }

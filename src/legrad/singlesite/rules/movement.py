@@ -354,7 +354,6 @@ RULES: dict[str, Rule] = {
     "broadcast_in_dim": broadcast_in_dim,
     "reshape": reshape,
     "squeeze": squeeze,
-    "expand_dims": reshape,
     "slice": slice_,
     "rev": rev,
     "pad": pad,
