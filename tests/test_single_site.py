@@ -131,6 +131,7 @@ CORNERS = {
     "an infinite pivot": (lambda x: jax.nn.logsumexp(x + 1.0), np.array([-np.inf, 1.0, 2.0, 3.0, 4.0])),
     "integers that wrap": (lambda x: x.astype(float), np.array([-2147483000, 2, 7, 1, 0], np.int32)),
     "boolean terms": (lambda x: x > 0.1, X5),
+    "a list made in passing": (lambda x: jnp.tanh(jnp.concatenate([jnp.cumsum(x), jnp.sin(x)])), X5),
 }
 
 

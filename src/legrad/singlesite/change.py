@@ -161,14 +161,14 @@ class Site:
         source = np.full(math.prod(full), -1, np.int64)
         source[place] = np.arange(len(place))
         mask = None if (source >= 0).all() else (source >= 0).reshape(full)
-        present = None if mask is None else _drop_unit(Labelled(jnp.asarray(mask), tuple(lead)))
+        present = None if mask is None else Labelled(jnp.asarray(mask), tuple(lead)).squeezed()
         runs = new.entries.runs if new.entries is not None and not freed else ()
         moved = self.rows_of(array, table, old, covered, source, runs)
         if M not in moved.axes:
             return moved, present
         at, data = moved.axes.index(M), moved.data
         data = data.reshape(*data.shape[:at], *full, *data.shape[at + 1 :])
-        return _drop_unit(Labelled(data, (*moved.axes[:at], *lead, *moved.axes[at + 1 :]))), present
+        return Labelled(data, (*moved.axes[:at], *lead, *moved.axes[at + 1 :])).squeezed(), present
 
     def rows_of(
         self,
@@ -348,18 +348,12 @@ class Site:
             return Piece(Layout(tuple(where), entries), (Labelled(data, (*before, M, *after)),))
         full = tuple(self.shape[j] for j in covered)
         data = _sum_into(data, key, full, layout.entries.runs, len(before), layout.entries.chunk)
-        return Piece(Layout(tuple(where)), (_drop_unit(Labelled(data, (*before, *map(E, covered), *after))),))
+        return Piece(Layout(tuple(where)), (Labelled(data, (*before, *map(E, covered), *after)).squeezed(),))
 
 
 def holds_differences(dtype: Any) -> bool:
     """Whether the difference of two numbers of a type is a number of that type."""
     return bool(jnp.issubdtype(dtype, jnp.floating) or dtype in (jnp.int32, jnp.int64))
-
-
-def _drop_unit(array: Labelled) -> Labelled:
-    unit = tuple(i for i, n in enumerate(array.data.shape) if n == 1)
-    kept = tuple(axis for i, axis in enumerate(array.axes) if i not in unit)
-    return Labelled(jnp.squeeze(array.data, unit), kept)
 
 
 def pick(

@@ -73,21 +73,16 @@ def follow(
                 changes[i] = change
         if met is not None:
             met(_met(op, step, results, rule is not None))
-    return [_total(program, site, i, changes.get(i), values[i]) for i in program.outputs]
+    return [_total(site, changes.get(i), values[i]) for i in program.outputs]
 
 
 def _start(site: Site, candidates: jax.Array) -> Change:
     """The latent itself: an element touches its own position."""
-    rank = len(site.shape)
     layout = Layout(tuple(None if n == 1 else j for j, n in enumerate(site.shape)))
-    axes = [K, *(E(j) for j in range(rank))]
-    unit = tuple(i for i, n in enumerate(candidates.shape) if n == 1 and (i == 0 or site.shape[i - 1] == 1))
-    kept = tuple(axis for i, axis in enumerate(axes) if i not in unit)
-    value = Labelled(candidates.squeeze(unit), kept)
-    return New(layout, value)
+    return New(layout, Labelled(candidates, (K, *(E(j) for j in range(len(site.shape))))).squeezed())
 
 
-def _total(program: Program, site: Site, number: int, change: Change | None, base: Any) -> jax.Array:
+def _total(site: Site, change: Change | None, base: Any) -> jax.Array:
     full = [site.sizes[K], *(site.sizes[E(j)] for j in range(len(site.shape)))]
     dtype = jnp.sum(base).dtype
     if change is None:

@@ -48,6 +48,12 @@ class Labelled(NamedTuple):
         """The same array under other names."""
         return Labelled(self.data, tuple(names.get(axis, axis) for axis in self.axes))
 
+    def squeezed(self) -> Labelled:
+        """The same array without its axes of size 1."""
+        unit = tuple(i for i, n in enumerate(self.data.shape) if n == 1)
+        kept = tuple(axis for i, axis in enumerate(self.axes) if i not in unit)
+        return Labelled(jnp.squeeze(self.data, unit), kept)
+
 
 class Order:
     """The order in which axes are laid out in memory: those of the value last, or first.

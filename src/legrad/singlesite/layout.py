@@ -76,15 +76,6 @@ class Layout:
             entries = Entries(entries.elements, moved, entries.runs, entries.chunk)
         return Layout(tuple(where), entries)
 
-    def on(self, axes: Sequence[int]) -> Layout:
-        """The layout on a shorter list of axes, for reading another array at the same places."""
-        number = {a: i for i, a in enumerate(axes)}
-        entries = self.entries
-        if entries is not None:
-            kept = {number[a]: p for a, p in entries.positions.items() if a in number}
-            entries = Entries(entries.elements, kept, entries.runs, entries.chunk)
-        return Layout(tuple(self.where[a] for a in axes), entries)
-
     def free(self) -> list[int]:
         """The axes along which everything is touched."""
         return [a for a, w in enumerate(self.where) if w is None]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from legrad import _compat
+from legrad.primitives import ELEMENTWISE
 from legrad.singlesite.change import Change, Lazy, New, Piece, holds_differences
 from legrad.singlesite.labelled import K, Labelled
 from legrad.singlesite.rules.operand import Operand, Rule, Step
@@ -36,7 +37,7 @@ def nonlinear(step: Step) -> list[Change | None]:
     return [New(layout, Labelled(r, first.axes)) for r in results]
 
 
-def _negated(step: Step, pieces: Sequence[Piece]) -> list[Piece]:
+def _negated(pieces: Sequence[Piece]) -> list[Piece]:
     return [Piece(p.layout, (Labelled(-p.factors[0].data, p.factors[0].axes), *p.factors[1:])) for p in pieces]
 
 
@@ -47,7 +48,7 @@ def _sum(step: Step, pieces: Sequence[Piece]) -> list[Change | None]:
 
 def neg(step: Step) -> list[Change | None]:
     """-x."""
-    return _sum(step, _negated(step, step.pieces(step.operands[0])))
+    return _sum(step, _negated(step.pieces(step.operands[0])))
 
 
 def add(step: Step) -> list[Change | None]:
@@ -59,7 +60,7 @@ def sub(step: Step) -> list[Change | None]:
     """x - y."""
     x, y = step.operands
     left = [] if x.change is None else list(step.pieces(x))
-    right = [] if y.change is None else _negated(step, step.pieces(y))
+    right = [] if y.change is None else _negated(step.pieces(y))
     return _sum(step, left + right)
 
 
@@ -188,76 +189,9 @@ def _if_lazy(rule: Rule) -> Rule:
     return either
 
 
-NONLINEAR = [
-    "abs",
-    "acos",
-    "acosh",
-    "and",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "bessel_i0e",
-    "bessel_i1e",
-    "cbrt",
-    "ceil",
-    "clamp",
-    "conj",
-    "cos",
-    "cosh",
-    "digamma",
-    "eq",
-    "erf",
-    "erf_inv",
-    "erfc",
-    "exp",
-    "exp2",
-    "expm1",
-    "floor",
-    "ge",
-    "gt",
-    "igamma",
-    "igammac",
-    "imag",
-    "is_finite",
-    "le",
-    "lgamma",
-    "log",
-    "log1p",
-    "logistic",
-    "lt",
-    "max",
-    "min",
-    "ne",
-    "nextafter",
-    "not",
-    "or",
-    "polygamma",
-    "pow",
-    "random_gamma_grad",
-    "real",
-    "reduce_precision",
-    "regularized_incomplete_beta",
-    "rem",
-    "round",
-    "rsqrt",
-    "shift_left",
-    "shift_right_arithmetic",
-    "shift_right_logical",
-    "sign",
-    "sin",
-    "sinh",
-    "sqrt",
-    "tan",
-    "tanh",
-    "xor",
-    "zeta",
-]
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(NONLINEAR, _always(nonlinear)),
-    **dict.fromkeys(["copy", "copy_p"], identity),
+    **dict.fromkeys(ELEMENTWISE, _always(nonlinear)),  # right for any; those below keep more structure
+    "copy": identity,
     "stop_gradient": stop,
     "neg": _if_lazy(neg),
     "add": _if_lazy(add),

@@ -26,13 +26,11 @@ def _whole(step: Step, array: Labelled, shape: tuple[int, ...], batch: tuple[Axi
 
 
 def _named(step: Step, data: jax.Array, batch: tuple[Axis, ...], shape: tuple[int, ...]) -> Labelled:
-    axes = [*batch, *map(V, range(len(shape)))]
     data = data.reshape(*(step.site.sizes[axis] for axis in batch), *shape)
-    unit = tuple(i for i, axis in enumerate(axes) if data.shape[i] == 1)
-    return Labelled(data.squeeze(unit), tuple(axis for i, axis in enumerate(axes) if i not in unit))
+    return Labelled(data, (*batch, *map(V, range(len(shape))))).squeezed()
 
 
-def _free(step: Step, x: Operand) -> Layout:
+def _free(x: Operand) -> Layout:
     """Everything touched."""
     return Layout((None,) * len(x.shape))
 
@@ -40,9 +38,7 @@ def _free(step: Step, x: Operand) -> Layout:
 def fallback(step: Step) -> list[Change | None]:
     """Run the primitive under vmap, for every element and candidate."""
     site = step.site
-    arrays = {
-        i: site.as_new(x.change, x.base, _free(step, x)) for i, x in enumerate(step.operands) if x.change is not None
-    }
+    arrays = {i: site.as_new(x.change, x.base, _free(x)) for i, x in enumerate(step.operands) if x.change is not None}
     batch = _batch(step, list(arrays.values()))
     operands = [
         _whole(step, arrays[i], x.shape, batch) if i in arrays else x.base for i, x in enumerate(step.operands)
@@ -67,7 +63,7 @@ def linear(step: Step) -> list[Change | None]:
     site, pieces = step.site, []
     constants = [None if o is x else o.base for o in step.operands]
     for piece in step.pieces(x):
-        free = _free(step, x)
+        free = _free(x)
         small = [f for f in piece.factors if not f.has("v")]
         column = [f for f in piece.factors if f.has("v")]
         if piece.layout.entries is not None:

@@ -45,7 +45,7 @@ def _pick(step: Step, x: Operand, known: np.ndarray) -> Move:
     passed = {a: numbers.offset_dims[windows.index(a)] for a in alone}
     worked = [a for a in range(len(x.shape)) if a not in passed]
     made = [b for b in range(len(step.shape)) if b not in passed.values()]
-    source = _positions(step, x.shape, lambda p: _run_now(step, [p, known], fill_value=-1), passed, worked)
+    source = _positions(x.shape, lambda p: _run_now(step, [p, known], fill_value=-1), passed, worked)
     return Move(passed, worked, made, lambda v, fill: _read(v, source, fill), total=bool((source >= 0).all()))
 
 
@@ -56,7 +56,6 @@ def _run_now(step: Step, operands: list[Any], **params: Any) -> np.ndarray:
 
 
 def _positions(
-    step: Step,
     shape: tuple[int, ...],
     run: Callable[[np.ndarray], np.ndarray],
     passed: dict[int, int],
@@ -107,9 +106,7 @@ def _look_up(step: Step, table: Operand, parts: Sequence[Operand]) -> list[Chang
     for a, b in number.items():
         where[b] = layout.where[a]
     moved = Layout(layout.where[:last], layout.entries).rename(where, number)
-    unit = tuple(i for i, n in enumerate(data.shape) if n == 1)
-    kept = tuple(axis for i, axis in enumerate(axes) if i not in unit)
-    return [New(moved, Labelled(data.squeeze(unit), kept))]
+    return [New(moved, Labelled(data, tuple(axes)).squeezed())]
 
 
 def _component(array: Labelled, axis: Axis, i: int) -> Labelled:
@@ -188,5 +185,4 @@ RULES: dict[str, Rule] = {
     "gather": gather,
     "scatter": scatter,
     "scatter-add": scatter_add,
-    "scatter_add": scatter_add,
 }

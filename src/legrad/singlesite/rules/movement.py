@@ -84,7 +84,7 @@ def _moved(
     mask = None
     if not how.total:
         known = np.asarray(how.apply(np.ones([shape[a] for a in how.worked], bool), False))
-        mask = _drop_unit(Labelled(jnp.asarray(known), tuple(map(V, how.made))))
+        mask = Labelled(jnp.asarray(known), tuple(map(V, how.made))).squeezed()
     return renamed, [_apply(f, how, shape, names) for f in arrays], mask
 
 
@@ -105,7 +105,7 @@ def _apply(array: Labelled, how: Move, shape: tuple[int, ...], names: dict[Axis,
     for _ in rest:
         run = jax.vmap(run)
     result = Labelled(run(data), (*rest, *(("w", b) for b in how.made)))
-    return _drop_unit(result.rename(names).rename({("w", b): V(b) for b in how.made}))
+    return result.rename(names).rename({("w", b): V(b) for b in how.made}).squeezed()
 
 
 def _listed(
@@ -162,11 +162,6 @@ def _listed(
         picked = arrange(every, [*index, *left]).at[tuple(index.values())].get(mode="promise_in_bounds")
         results.append(Labelled(picked, (M, *left)).rename(names))
     return Layout(tuple(where), entries), results, None
-
-
-def _drop_unit(array: Labelled) -> Labelled:
-    unit = tuple(i for i, n in enumerate(array.data.shape) if n == 1)
-    return Labelled(jnp.squeeze(array.data, unit), tuple(a for i, a in enumerate(array.axes) if i not in unit))
 
 
 def merge(step: Step, changes: Sequence[Change], regions: Sequence[np.ndarray], base: Any) -> Change:
@@ -359,7 +354,6 @@ RULES: dict[str, Rule] = {
     "broadcast_in_dim": broadcast_in_dim,
     "reshape": reshape,
     "squeeze": squeeze,
-    "expand_dims": reshape,
     "slice": slice_,
     "rev": rev,
     "pad": pad,

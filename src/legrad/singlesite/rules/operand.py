@@ -51,10 +51,6 @@ class Step:
         """The operands that change."""
         return [x for x in self.operands if x.change is not None]
 
-    def lazy(self) -> bool:
-        """Whether every change is a sum of products."""
-        return all(isinstance(x.change, Lazy) for x in self.changing())
-
     def prefers_differences(self) -> bool:
         """Whether a linear rule should keep differences: they are, or they would save work.
 

@@ -96,18 +96,12 @@ def rowwise(param: str, *, keeps: bool = True) -> Rule:
         results = step.eqn.primitive.bind(*(spread(array, order, sizes) for array in arrays), **params)
         results = list(results) if step.eqn.primitive.multiple_results else [results]
         if keeps:
-            named = [_no_unit(Labelled(r, order)) for r in results]
-            return [New(layout, r) for r in named]
+            return [New(layout, Labelled(r, order).squeezed()) for r in results]
         rest = tuple(axis for axis in order if axis not in [V(a) for a in axes])
         after, names = _without(layout, axes, len(shape))
         return [New(after, Labelled(r, rest).rename(names)) for r in results]
 
     return rule
-
-
-def _no_unit(array: Labelled) -> Labelled:
-    unit = tuple(i for i, n in enumerate(array.data.shape) if n == 1)
-    return Labelled(array.data.squeeze(unit), tuple(a for i, a in enumerate(array.axes) if i not in unit))
 
 
 def _index_dtype(rule: Rule) -> Rule:
