@@ -5,10 +5,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint types format test-matrix bench-overhead bench-single-site clean
+.PHONY: demo reproduce test lint types format test-matrix bench-overhead bench-single-site clean
 
 demo: $(VENV)/.demo
-	$(BIN)/python examples/demo.py
+	$(BIN)/legrad reproduce all --quick --out out/demo
+
+# The paper's experiments at full size, about an hour on 2 cores; MNIST from LEGRAD_DATA, else from OpenML.
+reproduce: $(VENV)/.demo
+	$(BIN)/legrad reproduce all --out out/reproduce
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
@@ -40,7 +44,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable ".[plots]"
+	$(BIN)/python -m pip install --quiet --editable ".[experiments]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python

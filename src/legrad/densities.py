@@ -33,30 +33,36 @@ def _softplus_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array,
 
 
 @jax.custom_jvp
-def _soft_bernoulli(logits: Array, value: Array) -> Array:
-    """value · logits − softplus(logits), for "soft" data between 0 and 1."""
-    below = jnp.where(value == 0, 0.0, -value * logits)  # 0 · ∞ = 0
-    above = jnp.where(value == 1, 0.0, (1 - value) * logits)
-    return -(jnp.maximum(below, above) + jnp.log1p(jnp.exp(-jnp.abs(logits))))
+def _bernoulli(logits: Array, value: Array) -> Array:
+    """value · logits − softplus(logits), for data 0, 1 or between.
+
+    Written −½ (s·x + |x|) − log1p(exp(−|x|)), s = 1 − 2 value: for 0 and 1 the sum is exactly 0 or 2|x|, however
+    large x is, with no case to tell apart. The largest number stands for an infinite logit: 0 comes out for the datum
+    that is certain, and an infinite number for the one that is impossible.
+    """
+    largest = float(jnp.finfo(logits.dtype).max)
+    x = jnp.minimum(jnp.maximum(logits, -largest), largest)
+    size = jnp.abs(x)
+    return -(0.5 * ((1 - 2 * value) * x + size) + jnp.log1p(jnp.exp(-size)))
 
 
-@_soft_bernoulli.defjvp
-def _soft_bernoulli_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+@_bernoulli.defjvp
+def _bernoulli_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (logits, value), (dlogits, dvalue) = primals, tangents
     along_value = jnp.where(dvalue == 0, 0.0, logits * dvalue)
-    return _soft_bernoulli(logits, value), (value - jax.nn.sigmoid(logits)) * dlogits + along_value
+    return _bernoulli(logits, value), (value - jax.nn.sigmoid(logits)) * dlogits + along_value
 
 
 def _bernoulli_logits(d: Any, value: Array) -> Array:
-    if jnp.issubdtype(jnp.result_type(value), jnp.floating) and not _is_hard(value):
-        logits, value = jnp.broadcast_arrays(d.logits, value)
-        return _soft_bernoulli(logits, value.astype(jnp.result_type(logits, value)))
-    sign = 1 - 2 * jnp.asarray(value, jnp.result_type(d.logits))
-    return -softplus(sign * d.logits)
+    dtype = jnp.result_type(d.logits, float)
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating) or _is_hard(value):
+        return -softplus((1 - 2 * jnp.asarray(value, dtype)) * d.logits)
+    logits, value = jnp.broadcast_arrays(d.logits, value)
+    return _bernoulli(logits.astype(dtype), value.astype(dtype))
 
 
 def _is_hard(value: Any) -> bool:
-    """Whether all data are known to be 0 or 1."""
+    """Whether all data are known to be 0 or 1: the form for them is shorter still."""
     numbers = read(value)
     return numbers is not None and bool(np.all((numbers == 0) | (numbers == 1)))
 

@@ -102,7 +102,13 @@ def settings(s: Any) -> dict[str, Any]:
 
 def efficiency_row(name: str, mu: float, log_l: float, seconds: float) -> tuple[str, ...]:
     """A row of the table of variance, time and 1/(variance × time)."""
-    return (name, f"{mu:.3g}", f"{log_l:.3g}" if log_l > 1e-9 else "0 (exact)", f"{seconds:.3g}", efficiency(mu, seconds))
+    return (
+        name,
+        f"{mu:.3g}",
+        f"{log_l:.3g}" if log_l > 1e-9 else "0 (exact)",
+        f"{seconds:.3g}",
+        efficiency(mu, seconds),
+    )
 
 
 def efficiency(variance: float, seconds: float) -> str:

@@ -128,7 +128,9 @@ def stages(s: Settings) -> dict[str, Stage]:
 
 def section(s: Settings, results: Results, command: str) -> Section:
     """The figures, and the paper's claims beside them."""
-    at = {name: results["variance at fixed parameters"][f"variance {name} mu"] for name in (*METHODS, "LdGrad inside")}
+    at = {
+        name: results["variance at fixed parameters"][f"variance {name} mu"] for name in (*METHODS, "LdGrad inside")
+    }
     scale = {name: results["variance at fixed parameters"][f"variance {name} l"] for name in at}
     return Section(
         name="gaussian",
@@ -136,7 +138,7 @@ def section(s: Settings, results: Results, command: str) -> Section:
         text=TEXT,
         claims=claims(s, results, at, scale, command),
         pictures=[
-            Picture("gaussian-covariance", f"The {s.n} × {s.n} covariance matrix Σ of the target.", partial(draw_covariance, s)),
+            Picture("""gaussian-covariance""", f"""The {s.n} × {s.n} covariance matrix Σ of the target.""", partial(draw_covariance, s)),
             Picture("gaussian-window", WINDOW, partial(draw_windows, s, results)),
             Picture("gaussian-variance", FIXED, partial(draw_fixed, s, at, scale)),
             Picture("gaussian-bound", draw.BOUND, partial(draw.bounds, {n: results[n] for n in METHODS}, low=25.0)),
@@ -183,17 +185,20 @@ def claims(s: Settings, results: Results, at: Arrays, scale: Arrays, command: st
         Claim(
             "theorem",
             "LeGrad always has lower variance than ReGrad with a sample size of one (factorized location-scale q)",
-            f"the largest ratio of variances, LeGrad to ReGrad, is {worst:.3f} over {parameters:,} cases (mu_i and log l_i of "
+            f"""the largest ratio of variances, LeGrad to ReGrad, is {worst:.3f} over {parameters:,} cases (mu_i and
+            log l_i of """
             f"all {s.n} coordinates at {len(at['LeGrad'])} points of the fit)",
             worst <= 1.0,
             command,
         ),
         Claim(
             "gaussian-order",
-            "LeGrad has the lowest variance, then comes ReGrad and last is LdGrad with 500 samples; LeGrad's variance is "
-            "roughly one order of magnitude lower than ReGrad's",
-            f"at the end of the fit, mean over mu: LeGrad {le:.3g}, ReGrad {re:.3g} ({re / le:.1f} times as much), LdGrad "
-            f"{ld:.3g}. For mu_1 alone ReGrad has {first['ReGrad'] / first['LeGrad']:.1f} times LeGrad's. With −log q inside f, "
+            """LeGrad has the lowest variance, then comes ReGrad and last is LdGrad with 500 samples; LeGrad's
+            variance is roughly one order of magnitude lower than ReGrad's""",
+            f"""at the end of the fit, mean over mu: LeGrad {le:.3g}, ReGrad {re:.3g} ({re / le:.1f} times as much),
+            LdGrad """
+            f"""{ld:.3g}. For mu_1 alone ReGrad has {first['ReGrad'] / first['LeGrad']:.1f} times LeGrad's. With −log
+            q inside f, """
             f"LdGrad has {inside:.3g}, {'less' if inside < re else 'more'} than ReGrad",
             le < re < ld and 5 <= re / le <= 20,
             command,
@@ -201,15 +206,18 @@ def claims(s: Settings, results: Results, at: Arrays, scale: Arrays, command: st
         Claim(
             "gaussian-10k",
             f"LdGrad reaches the variance of LeGrad when it uses S = {s.many_samples:,} samples",
-            f"mu_1, which the paper plots: LdGrad {first['LdGrad'] * tenk:.3g}, LeGrad {first['LeGrad']:.3g}. Mean over mu: "
-            f"{ld * tenk:.3g} and {le:.3g}. With −log q inside f, {s.samples * inside / le:,.0f} samples reach LeGrad's mean",
+            f"""mu_1, which the paper plots: LdGrad {first['LdGrad'] * tenk:.3g}, LeGrad {first['LeGrad']:.3g}. Mean
+            over mu: """
+            f"""{ld * tenk:.3g} and {le:.3g}. With −log q inside f, {s.samples * inside / le:,.0f} samples reach
+            LeGrad's mean""",
             0.5 <= first["LdGrad"] * tenk / first["LeGrad"] <= 2.0,
             command,
         ),
         Claim(
             "gaussian-fit",
             "the optimal value of each mu_i is 2, and of l_i² about 0.1 (exactly, 1/Λ_ii)",
-            f"after {s.fit_steps:,} steps of LeGrad: |mu_i − 2| at most {off_mu:.3f}, l_i² within {100 * off_l:.2g}% of 1/Λ_ii, "
+            f"""after {s.fit_steps:,} steps of LeGrad: |mu_i − 2| at most {off_mu:.3f}, l_i² within {100 * off_l:.2g}%
+            of 1/Λ_ii, """
             f"which lies between {exact.min():.3f} and {exact.max():.3f}",
             off_mu < 0.2 and off_l < 0.01,
             command,
@@ -225,17 +233,20 @@ def claims(s: Settings, results: Results, at: Arrays, scale: Arrays, command: st
         Claim(
             "gaussian-directions",
             "LeGrad has the lowest variance",
-            "in each coordinate, yes; in every direction, no. Along the smoothest direction of the target (the leading eigenvector "
-            f"of Σ), where a fit is slowest, the variance of mu's gradient is {smooth['LeGrad']:.3g} for LeGrad and {smooth['ReGrad']:.3g} for "
-            "ReGrad, both in closed form at the optimum",
+            f"""in each coordinate, yes; in every direction, no. Along the smoothest direction of the target (the
+            leading eigenvector of Σ), where a fit is slowest, the variance of mu's gradient is
+            {smooth['LeGrad']:.3g} for LeGrad and {smooth['ReGrad']:.3g} for ReGrad, both in closed form at the
+            optimum""",
             smooth["LeGrad"] < smooth["ReGrad"],
             command,
         ),
         Claim(
             "gaussian-window",
             "the variance in a running window of ten steps of mu_1 shows the variance of the gradient",
-            f"early in the fit it does not: the window holds up to {drift[early].max():.3g} times the true variance ({early}), "
-            f"because the gradient itself moves; at the end {drift['LeGrad'][-1]:.2g} (LeGrad), {drift['ReGrad'][-1]:.2g} (ReGrad) "
+            f"""early in the fit it does not: the window holds up to {drift[early].max():.3g} times the true variance
+            ({early}), """
+            f"""because the gradient itself moves; at the end {drift['LeGrad'][-1]:.2g} (LeGrad),
+            {drift['ReGrad'][-1]:.2g} (ReGrad) """
             f"and {drift['LdGrad'][-1]:.2g} (LdGrad) times. And mu_1 is not typical: its ReGrad variance is "
             f"{first['ReGrad'] / first['LeGrad']:.1f} times LeGrad's, where the mean over mu has {re / le:.1f}",
             bool(max(d.max() for d in drift.values()) < 2),
@@ -244,10 +255,13 @@ def claims(s: Settings, results: Results, at: Arrays, scale: Arrays, command: st
         Claim(
             "gaussian-equal-cost",
             "at a cost of 500 evaluations of f, LeGrad has the lowest variance",
-            f"not against ReGrad: its average over {s.samples} samples has variance {re / s.samples:.3g} for mu, LeGrad {le:.3g}. "
+            f"""not against ReGrad: its average over {s.samples} samples has variance {re / s.samples:.3g} for mu,
+            LeGrad {le:.3g}. """
             "What counts is time, since a one-element change costs far less than an evaluation: seconds per gradient are "
-            f"{t['LeGrad']:.2g} for LeGrad, {t['ReGrad']:.2g} for ReGrad, {t[many]:.2g} for its {s.samples} samples; 1/(variance × "
-            f"seconds) is {1 / (le * t['LeGrad']):.3g}, {1 / (re * t['ReGrad']):.3g} and {1 / (re / s.samples * t[many]):.3g}",
+            f"""{t['LeGrad']:.2g} for LeGrad, {t['ReGrad']:.2g} for ReGrad, {t[many]:.2g} for its {s.samples} samples;
+            1/(variance × """
+            f"""seconds) is {1 / (le * t['LeGrad']):.3g}, {1 / (re * t['ReGrad']):.3g} and
+            {1 / (re / s.samples * t[many]):.3g}""",
             le < re / s.samples,
             command,
         ),
@@ -274,7 +288,12 @@ def table(s: Settings, results: Results, at: Arrays, scale: Arrays) -> Table:
     variance = {
         "LeGrad": (at["LeGrad"], scale["LeGrad"], 1.0, "LeGrad"),
         "ReGrad, 1 sample": (at["ReGrad"], scale["ReGrad"], 1.0, "ReGrad"),
-        f"ReGrad, {s.samples} samples": (at["ReGrad"], scale["ReGrad"], 1 / s.samples, f"ReGrad, {s.samples} samples"),
+        f"ReGrad, {s.samples} samples": (
+            at["ReGrad"],
+            scale["ReGrad"],
+            1 / s.samples,
+            f"ReGrad, {s.samples} samples",
+        ),
         f"LdGrad, {s.samples} samples": (at["LdGrad"], scale["LdGrad"], 1.0, "LdGrad"),
         f"LdGrad, {s.samples} samples, −log q inside f": (at["LdGrad inside"], scale["LdGrad inside"], 1.0, "LdGrad"),
         f"LdGrad, {s.many_samples:,} samples": (at["LdGrad"], scale["LdGrad"], ratio, "LdGrad, many"),

@@ -106,7 +106,11 @@ def stages(s: Settings, args: tuple[Any, Any, float]) -> dict[str, Stage]:
         return bench.variances(plans, points(results["LeGrad"]), label)
 
     def seconds(results: Results, label: str) -> Arrays:
-        loops = {"LeGrad": (methods["LeGrad"], 5), "ReGrad": (methods["ReGrad"], 20), "LdGrad": (methods["LdGrad"], 1)}
+        loops = {
+            "LeGrad": (methods["LeGrad"], 5),
+            "ReGrad": (methods["ReGrad"], 20),
+            "LdGrad": (methods["LdGrad"], 1),
+        }
         return bench.seconds(loops, points(results["LeGrad"])[-1], label)
 
     return {
@@ -151,10 +155,10 @@ def section(s: Settings, results: Results, source: str, args: tuple[Any, Any, fl
             Picture("logistic-window", WINDOW, partial(draw_windows, s, results)),
             Picture("logistic-variance", FIXED, partial(draw_fixed, s, mu, log_l)),
             Picture("logistic-bound", draw.BOUND, partial(draw.bounds, {n: results[n] for n in METHODS}, low=8.0)),
-            Picture("logistic-weights", "The fitted q: means of the weights, and their standard deviations, as images.",
+            Picture("""logistic-weights""", """The fitted q: means of the weights, and their standard deviations, as images.""",
                     partial(draw_weights, results["LeGrad"])),
         ],
-        tables=[Table("Variance, time and efficiency at the end of the fit", draw.EFFICIENCY, rows, draw.EFFICIENCY_NOTE)],
+        tables=[Table("""Variance, time and efficiency at the end of the fit""", draw.EFFICIENCY, rows, draw.EFFICIENCY_NOTE)],
         settings=draw.settings(s) | {"examples": len(args[1]), "weights": args[0].shape[1]},
         data=source,
     )  # fmt: skip
@@ -182,10 +186,12 @@ def claims(
     return [
         Claim(
             "logistic-order",
-            "LeGrad has roughly one order of magnitude lower variance than ReGrad; LdGrad with S = 3925 severely suffers from "
-            "very high variance, of the order of 10^7",
-            f"{examples:,} examples, at the end of LeGrad's fit, mean over weights: mu LeGrad {le:.3g}, ReGrad {re:.3g} "
-            f"({re / le:.1f} times), LdGrad {ld:.3g} ({ld / re:,.0f} times ReGrad's); log l {le_l:.3g}, {re_l:.3g} ({re_l / le_l:,.0f} "
+            """LeGrad has roughly one order of magnitude lower variance than ReGrad; LdGrad with S = 3925 severely
+            suffers from very high variance, of the order of 10^7""",
+            f"""{examples:,} examples, at the end of LeGrad's fit, mean over weights: mu LeGrad {le:.3g}, ReGrad
+            {re:.3g} """
+            f"""({re / le:.1f} times), LdGrad {ld:.3g} ({ld / re:,.0f} times ReGrad's); log l {le_l:.3g}, {re_l:.3g}
+            ({re_l / le_l:,.0f} """
             f"times), {ld_l:.3g}. At the start LdGrad has {float(mu['LdGrad'][0].mean()):.3g} for mu",
             le < re / 2 and ld > 100 * re,
             command,
@@ -193,7 +199,8 @@ def claims(
         Claim(
             "logistic-theorem",
             "LeGrad always has lower variance than ReGrad with a sample size of one",
-            f"the median ratio of variances is {ratio[0]:.2f} for mu_i and {ratio[1]:.2g} for log l_i, over the {inked.sum()} weights "
+            f"""the median ratio of variances is {ratio[0]:.2f} for mu_i and {ratio[1]:.2g} for log l_i, over the
+            {inked.sum()} weights """
             f"whose pixel is ever inked, at {len(mu['LeGrad'])} points of the fit; where LeGrad's measured variance exceeds ReGrad's "
             f"most, it is by {max(worst, 0.0):.1f} standard errors of the measurement (5 would refute the claim)",
             worst < 5.0,
@@ -201,10 +208,12 @@ def claims(
         ),
         Claim(
             "logistic-bound",
-            "LeGrad has significantly faster and much more stable convergence than the other two methods; LdGrad cannot make "
-            "good progress",
-            f"the bound that ReGrad has after {s.steps} steps ({target:.0f}) LeGrad has after {reached}; the standard deviation of the "
-            f"last 100 values is {noise['LeGrad']:.3g} for LeGrad and {noise['ReGrad']:.3g} for ReGrad; after {s.ldgrad_steps} steps "
+            """LeGrad has significantly faster and much more stable convergence than the other two methods; LdGrad
+            cannot make good progress""",
+            f"""the bound that ReGrad has after {s.steps} steps ({target:.0f}) LeGrad has after {reached}; the
+            standard deviation of the """
+            f"""last 100 values is {noise['LeGrad']:.3g} for LeGrad and {noise['ReGrad']:.3g} for ReGrad; after
+            {s.ldgrad_steps} steps """
             f"LdGrad has made {100 * share:.3g}% of LeGrad's progress",
             reached < 0.8 * s.steps and share < 0.5,
             command,
@@ -212,17 +221,22 @@ def claims(
         Claim(
             "logistic-time",
             "LeGrad converges faster than ReGrad (the paper counts steps, not seconds)",
-            f"a gradient takes {seconds['LeGrad']:.2g} s with LeGrad, {seconds['ReGrad']:.2g} s with ReGrad and {seconds['LdGrad']:.2g} s with "
-            f"LdGrad; ReGrad's last bound is reached after {faster['LeGrad']:.3g} s of LeGrad and {faster['ReGrad']:.3g} s of ReGrad",
+            f"""a gradient takes {seconds['LeGrad']:.2g} s with LeGrad, {seconds['ReGrad']:.2g} s with ReGrad and
+            {seconds['LdGrad']:.2g} s with """
+            f"""LdGrad; ReGrad's last bound is reached after {faster['LeGrad']:.3g} s of LeGrad and
+            {faster['ReGrad']:.3g} s of ReGrad""",
             faster["LeGrad"] < faster["ReGrad"],
             command,
         ),
         Claim(
             "logistic-blank-pixel",
             "the variance of mu_1's gradient shows that LeGrad has one order of magnitude lower variance",
-            f"mu_1 is the corner pixel, blank in all {examples:,} images: there LeGrad's true variance is {mu['LeGrad'][-1, 0]:.1g} and "
-            f"ReGrad's {mu['ReGrad'][-1, 0]:.3g}, so their ratio says nothing; {int((~inked).sum())} of {len(inked)} pixels are like it. Over "
-            f"the inked ones the ratio of mean variances is {mu['ReGrad'][-1, inked].mean() / mu['LeGrad'][-1, inked].mean():.1f}",
+            f"""mu_1 is the corner pixel, blank in all {examples:,} images: there LeGrad's true variance is
+            {mu['LeGrad'][-1, 0]:.1g} and """
+            f"""ReGrad's {mu['ReGrad'][-1, 0]:.3g}, so their ratio says nothing; {int((~inked).sum())} of {len(inked)}
+            pixels are like it. Over """
+            f"""the inked ones the ratio of mean variances is
+            {mu['ReGrad'][-1, inked].mean() / mu['LeGrad'][-1, inked].mean():.1f}""",
             bool(inked[0]),
             command,
         ),
@@ -261,7 +275,9 @@ def draw_weights(run: Arrays) -> Figure:
     for axes, name, title in zip(figure.subplots(1, 2), ("mu", "l"), ("mean", "standard deviation"), strict=True):
         values = run[f"final {name}"][:784].reshape(28, 28)
         limit = float(np.abs(values).max())
-        style = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit} if name == "mu" else {"cmap": "viridis", "vmin": 0.0}
+        style = (
+            {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit} if name == "mu" else {"cmap": "viridis", "vmin": 0.0}
+        )
         figure.colorbar(axes.imshow(values, **style), ax=axes)
         axes.set_title(title)
         axes.set_axis_off()

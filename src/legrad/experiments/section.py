@@ -32,6 +32,8 @@ class Claim:
     command: str
 
     def __post_init__(self) -> None:
+        for name in ("claim", "measured"):  # written over several lines of code, read as one
+            object.__setattr__(self, name, " ".join(getattr(self, name).split()))
         if self.holds is None:
             return
         verdict = np.asarray(self.holds)
@@ -58,6 +60,7 @@ class Picture:
     draw: Callable[[], Figure]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "caption", " ".join(self.caption.split()))
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ValueError(f"picture {self.name!r}: its name becomes a file; use letters, digits, '_', '-' and '.'")
 
@@ -79,6 +82,7 @@ class Table:
     note: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "note", " ".join(self.note.split()))
         for row in self.rows:
             if len(row) != len(self.header):
                 raise ValueError(

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -24,6 +25,9 @@ import legrad
 Arrays = dict[str, np.ndarray]
 Results = dict[str, Arrays]
 Stage = Callable[[Results, str], Arrays]  # (results of the stages before, label of the progress bar) → arrays
+
+
+_TOOK, _MARK = "seconds taken", "made by"
 
 
 class StageError(OSError):
@@ -42,6 +46,7 @@ class Stages:
 
     def __init__(self, folder: Path, total: int, fresh: bool = False, say: Callable[[str], None] = print) -> None:
         self.folder, self.total, self.fresh, self.say, self.count = folder, total, fresh, say, 0
+        self.seconds = 0.0  # of all stages, those of earlier runs included
 
     def run(self, experiment: str, stages: Mapping[str, Stage], settings: Any, source: str) -> Results:
         """Run the stages of one experiment in order, but for those that are kept."""
@@ -55,10 +60,13 @@ class Stages:
             kept = None if self.fresh else self._kept(path, mark)
             if kept is not None:
                 self.say(f"{label}: kept from an earlier run")
-                results[name] = kept
-                continue
-            results[name] = stage(results, label)
-            _write(path, mark, results[name])
+            else:
+                begun = time.perf_counter()
+                kept = stage(results, label)
+                kept |= {_TOOK: np.asarray(time.perf_counter() - begun)}
+                _write(path, mark, kept)
+            self.seconds += float(kept.pop(_TOOK))
+            results[name] = kept
         return results
 
     def _kept(self, path: Path, mark: str) -> Arrays | None:
@@ -70,7 +78,7 @@ class Stages:
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
             self.say(f"{path.name} cannot be read ({error}): that stage runs again")
             return None
-        if str(arrays.pop("made by", "")) != mark:
+        if _TOOK not in arrays or str(arrays.pop(_MARK, "")) != mark:
             self.say(f"{path.name} was made with other settings, data or version: that stage runs again")
             return None
         return arrays
@@ -83,7 +91,7 @@ def _write(path: Path, mark: str, arrays: Arrays) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                np.savez(file, **{"made by": np.asarray(mark)}, **arrays)  # type: ignore[arg-type]
+                np.savez(file, **{_MARK: np.asarray(mark)}, **arrays)  # type: ignore[arg-type]
             os.replace(temporary, path)
         finally:
             Path(temporary).unlink(missing_ok=True)
