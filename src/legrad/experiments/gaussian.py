@@ -52,7 +52,7 @@ class Settings:
     draws: int = 1000
 
 
-QUICK = Settings(steps=500, many_steps=150, fit_steps=30_000, kept=(0, 50, 200, 499), draws=200)
+QUICK = Settings(steps=500, many_steps=80, fit_steps=30_000, kept=(0, 50, 200, 499), draws=200)
 
 
 def covariance(n: int) -> np.ndarray:

@@ -51,7 +51,7 @@ class Settings:
     ldgrad_draws: int = 8  # of all the samples each: a mean square over 31,400 samples
 
 
-QUICK = Settings(steps=300, ldgrad_steps=60, kept=(0, 59, 299), draws=60, ldgrad_draws=3)
+QUICK = Settings(steps=300, ldgrad_steps=30, kept=(0, 29, 299), draws=60, ldgrad_draws=2)
 
 
 def model(Z: Any, y: Any, prior_scale: float) -> None:

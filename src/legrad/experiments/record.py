@@ -55,15 +55,21 @@ def trajectory(
     seed: int,
     pick: Callable[[Any], jax.Array],
     keep: Sequence[int] = (0,),
+    seconds: float | None = None,
     label: str,
 ) -> Arrays:
     """Fit, and give the record as arrays: `elbo`, `gradient`, `seconds`, `final NAME`, `kept NAME` (unconstrained)."""
     result = fit(
-        model, guide, args=args, key=jax.random.key(seed), estimator=estimator, steps=steps, progress=label,
+        model, guide, args=args, key=jax.random.key(seed), estimator=estimator, steps=steps, seconds=seconds,
+        progress=label,
         optimizer=optax.chain(record(steps, pick, keep), optimizer),
     )  # fmt: skip
     kept: Record = result.optimizer_state[0]
-    found = {"elbo": result.elbo, "gradient": np.asarray(kept.gradient), "seconds": seconds_of_steps(result.clock)}
+    found = {
+        "elbo": result.elbo,
+        "gradient": np.asarray(kept.gradient)[: result.steps],
+        "seconds": seconds_of_steps(result.clock),
+    }
     found |= {f"final {name}": np.asarray(value) for name, value in result.params.items()}
     return found | {f"kept {name}": np.asarray(value) for name, value in kept.kept.items()}
 

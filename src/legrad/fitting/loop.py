@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,6 +37,7 @@ def fit(
     estimator: ELBO | None = None,
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 2000,
+    seconds: float | None = None,
     init_params: Mapping[str, Any] | None = None,
     progress: bool | str | None = None,
 ) -> FitResult:
@@ -48,7 +51,8 @@ def fit(
         kwargs: keyword arguments of model and guide.
         estimator: any of legrad's, or any NumPyro ELBO; `LocalExpectation()` if None.
         optimizer: an optax optimizer, schedules included; `optax.adam(1e-2)` if None.
-        steps: how many.
+        steps: how many, at most.
+        seconds: stop after so many seconds of running (compiling is not counted); None: when the steps are done.
         init_params: parameter values to start from, constrained.
         progress: show a progress bar, with a label if it is a string; if None, where the output is a terminal.
 
@@ -61,7 +65,7 @@ def fit(
     """
     estimator = LocalExpectation() if estimator is None else estimator
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
-    _check(estimator, optimizer, steps, args)
+    _check(estimator, optimizer, steps, seconds, args)
     kwargs = dict(kwargs or {})
     of_init, of_check, of_steps = jax.random.split(key, 3)
     parameters = Parameters(model, guide, args, kwargs, of_init, init_params)
@@ -70,7 +74,7 @@ def fit(
     arrays, rebuild = split_arrays((args, kwargs))
 
     @jax.jit
-    def run(state: Any, start: jax.Array, number: jax.Array, key: jax.Array, data: Any) -> Any:
+    def run(state: Any, start: jax.Array, number: jax.Array, *, key: jax.Array, data: Any) -> Any:
         args, kwargs = rebuild(data)
 
         def loss(unconstrained: dict[str, Any], key: jax.Array) -> jax.Array:
@@ -92,11 +96,13 @@ def fit(
     history = jnp.full(steps, jnp.nan, jnp.result_type(float))
     state = (unconstrained, optimizer.init(unconstrained), history)
     begun = time.perf_counter()
-    state, clock = _drive(lambda state, start, n: run(state, start, n, of_steps, arrays), state, steps, progress)
+    advance = partial(run, key=of_steps, data=arrays)
+    state, clock = _drive(advance, state, steps, math.inf if seconds is None else seconds, progress)
+    done = int(clock[-1, 0])
     return FitResult(
         params=jax.device_get(parameters.constrain(state[0])),
-        elbo=np.asarray(state[2]),
-        steps=steps,
+        elbo=np.asarray(state[2])[:done],
+        steps=done,
         seconds=time.perf_counter() - begun,
         clock=clock,
         problem=Problem(model, guide, parameters.constrain(state[0]), args, kwargs),
@@ -105,37 +111,52 @@ def fit(
     )
 
 
-def _drive(run: Callable[..., Any], state: Any, steps: int, progress: bool | str | None) -> tuple[Any, np.ndarray]:
-    """Run all steps, in chunks that take about half a second each; the state, and the clock after each chunk."""
+def _drive(
+    advance: Callable[..., Any], state: Any, steps: int, seconds: float, progress: bool | str | None
+) -> tuple[Any, np.ndarray]:
+    """Run the steps, in chunks that take about half a second each; the state, and the clock after each chunk."""
     done, chunk = 0, 1
     clock = [(0.0, 0.0)]
     hide = not (sys.stderr.isatty() if progress is None else progress)
     label = progress if isinstance(progress, str) else None
-    with tqdm(total=steps, disable=hide, unit="step", desc=label) as bar:
-        while done < steps:
-            chunk = min(chunk, steps - done)
+    with tqdm(total=steps if math.isinf(seconds) else None, disable=hide, unit="step", desc=label) as bar:
+        while done < steps and chunk:
             begun = time.perf_counter()
-            state = jax.block_until_ready(run(state, done, chunk))
-            seconds = time.perf_counter() - begun
+            state = jax.block_until_ready(advance(state, done, chunk))
+            took = time.perf_counter() - begun
             done += chunk
-            clock.append((done, clock[-1][1] + seconds))
+            clock.append((done, clock[-1][1] + took))
+            left = seconds - (clock[-1][1] - clock[1][1])  # the first chunk's time is that of compiling
             if not hide:
-                bar.set_postfix_str(f"ELBO {_recent(state[2], done):.4g}")
+                remaining = "" if math.isinf(seconds) else f", {max(left, 0.0):.0f} s left"
+                bar.set_postfix_str(f"ELBO {_recent(state[2], done):.4g}{remaining}")
                 bar.update(chunk)
-            if done == 1:
-                chunk = 2  # the first chunk's time is that of compiling
-            elif seconds < _CHUNK_SECONDS:
-                chunk = min(4 * chunk, max(1, int(chunk * _CHUNK_SECONDS / max(seconds, 1e-9))))
+            chunk = _next_chunk(chunk, done, took, left)
+            chunk = min(chunk, steps - done)
     return state, np.asarray(clock)
+
+
+def _next_chunk(chunk: int, done: int, took: float, left: float) -> int:
+    """How many steps come next: as many as take half a second, and no more than there is time for."""
+    if left <= 0:
+        return 0
+    if done == 1:
+        return 2
+    each = max(took / chunk, 1e-9)
+    if took < _CHUNK_SECONDS:
+        chunk = min(4 * chunk, max(1, int(_CHUNK_SECONDS / each)))
+    return max(1, min(chunk, int(min(left, 1e9) / each)))
 
 
 def _recent(history: jax.Array, done: int) -> float:
     return float(np.mean(np.asarray(history[max(0, done - 100) : done])))
 
 
-def _check(estimator: Any, optimizer: Any, steps: Any, args: Any) -> None:
+def _check(estimator: Any, optimizer: Any, steps: Any, seconds: Any, args: Any) -> None:
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"steps={steps!r}: a fit needs a whole number of at least 1")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds={seconds!r}: give a positive number, or None for no limit")
     if not isinstance(estimator, ELBO):
         raise TypeError(f"estimator={estimator!r} is no estimator: pass an object such as legrad.LocalExpectation()")
     if not isinstance(optimizer, optax.GradientTransformation):
