@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo reproduce test lint types format test-matrix bench-overhead bench-single-site clean
+.PHONY: demo reproduce example test lint types format test-matrix bench-overhead bench-single-site clean
 
 demo: $(VENV)/.demo
 	$(BIN)/legrad reproduce all --quick --out out/demo
@@ -13,6 +13,10 @@ demo: $(VENV)/.demo
 # The paper's experiments at full size, about an hour on 2 cores; MNIST from LEGRAD_DATA, else from OpenML.
 reproduce: $(VENV)/.demo
 	$(BIN)/legrad reproduce all --out out/reproduce
+
+# The README's example: which of 20 features matter?
+example: $(VENV)/.demo
+	$(BIN)/python examples/spike_and_slab.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)

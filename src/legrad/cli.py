@@ -28,9 +28,9 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "reproduce",
         help="run the experiments of the paper and write a report",
-        description="Run the experiments of the paper (Titsias, 2015) and write a report: index.html with every figure and "
-        "claim, and results.json with the same numbers. Interrupted, it keeps the finished stages; the same command "
-        "goes on from there.",
+        description="Run the experiments of the paper (Titsias, 2015) and write a report: index.html with every "
+        "figure and claim, and results.json with the same numbers. Interrupted, it keeps the finished stages; the "
+        "same command goes on from there.",
     )
     run.add_argument("experiment", choices=["gaussian", "logistic", "sbn", "all"], help="which of them")
     run.add_argument(
@@ -38,9 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--quick", action="store_true", help="small sizes, on the digits that come with the install")
     run.add_argument(
-        "--data", type=Path, metavar="DIR", help="a directory with MNIST's IDX files, plain or gzipped, or with mnist/ that holds "
-        "them; if not given, LEGRAD_DATA, else OpenML, else the 5,000 digits that come with the install",
-    )  # fmt: skip
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="a directory with MNIST's IDX files, plain or gzipped, or with mnist/ that holds them; if not given, "
+        "LEGRAD_DATA, else OpenML, else the 5,000 digits that come with the install",
+    )
     run.add_argument(
         "--digits", type=_digit, nargs=2, metavar="D", help="the two digits of the logistic regression (1 6)"
     )

@@ -14,12 +14,12 @@ from legrad.experiments.record import window_variance
 from legrad.experiments.stages import Arrays
 from legrad.experiments.style import COLOURS, LINES
 
-BOUND = """The stochastic value of the lower bound (one sample a step; smoothed lines over the raw values), by step as in
-the paper, and by wall time, which the paper does not show. Compiling is left out."""
+BOUND = """The stochastic value of the lower bound (one sample a step; smoothed lines over the raw values), by step as
+in the paper, and by wall time, which the paper does not show. Compiling is left out."""
 EFFICIENCY = ("estimator", "variance, mu", "variance, log l", "seconds", "1/(variance of mu × seconds)")
-EFFICIENCY_NOTE = """Variances are means over coordinates at the same parameters for all. Seconds are medians of rounds in
-which the estimators take turns, each inside one compiled loop as in a fit. The variance of S independent samples is 1/S of
-one sample's."""
+EFFICIENCY_NOTE = """Variances are means over coordinates at the same parameters for all. Seconds are medians of
+rounds in which the estimators take turns, each inside one compiled loop as in a fit. The variance of S independent
+samples is 1/S of one sample's."""
 
 
 def estimator(name: str) -> str:
@@ -44,16 +44,44 @@ def band(axes: Axes, x: Sequence[int], y: np.ndarray, method: str, label: str) -
 
 
 def log_axis(axes: Axes, decades: float = 8.0) -> None:
-    """A logarithmic axis that leaves out what is only rounding: lines that far below the largest are named instead."""
+    """A logarithmic axis without what is only rounding: lines that far below the largest are named instead."""
     axes.set_yscale("log")
-    top = max(float(np.max(drawn.get_ydata())) for drawn in axes.lines)  # type: ignore[arg-type]
-    floor = top / 10**decades
+    floor = max(float(np.max(drawn.get_ydata())) for drawn in axes.lines) / 10**decades
     if axes.get_ylim()[0] < floor:
         axes.set_ylim(bottom=floor)
-    hidden = [str(d.get_label()) for d in axes.lines if float(np.max(d.get_ydata())) < floor]  # type: ignore[arg-type]
+    hidden = [str(drawn.get_label()) for drawn in axes.lines if float(np.max(drawn.get_ydata())) < floor]
     for i, name in enumerate(hidden):
         text = f"{name}: exact but for rounding"
         axes.text(0.03, 0.04 + 0.08 * i, text, transform=axes.transAxes, color=COLOURS[estimator(name)], fontsize=9)
+
+
+def windows(axes: Axes, runs: Mapping[str, Arrays]) -> None:
+    """The paper's measure by step; the trajectories have labels that begin with the method."""
+    for label, run in runs.items():
+        window = window_variance(run["gradient"])
+        line(axes, np.arange(len(window)) + 10, np.maximum(window, 1e-30), label, label)
+    axes.set(xlabel="step", ylabel="variance of mu_1's gradient\nin a window of ten steps")
+    axes.legend(loc="upper right")
+
+
+def fixed(s: Any, methods: Sequence[str], mu: Arrays, log_l: Arrays, decades: float = 8.0) -> Figure:
+    """What the paper does not show: the true variance, all coordinates.
+
+    Args:
+        s: settings that have `kept` and `samples`.
+        methods: their names.
+        mu: the variance of the gradient of mu, by method; the first axis goes with `s.kept`.
+        log_l: the same of log l.
+        decades: how far below the largest the pictures end.
+    """
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, variance, title in zip(figure.subplots(1, 2), (mu, log_l), ("mu", "log l"), strict=True):
+        for name in methods:
+            band(axes, s.kept, variance[name], name, f"LdGrad, S = {s.samples:,}" if name == "LdGrad" else name)
+        axes.set(xlabel="step of LeGrad's fit", title=title, ylabel="variance at fixed parameters")
+        log_axis(axes, decades)
+        axes.legend(loc="upper right")
+    return figure
 
 
 def smooth(y: np.ndarray, width: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The paper's first experiment: a factorized Gaussian fitted to a strongly correlated one.
 
-    p(x) = N(x | 2, Σ),  Σ_ij = exp(−(t_i − t_j)²/2) + 0.1 δ_ij,  t a grid on [0, 10];    q(x) = Π_i N(x_i | mu_i, l_i²)
+    p(x) = N(x | 2, Σ),  Σ_ij = exp(−(t_i − t_j)²/2) + 0.1 δ_ij,  t a grid on [0, 10]
+    q(x) = Π_i N(x_i | mu_i, l_i²)
 
 At the optimum mu = 2 and l_i² = 1/Λ_ii, Λ = Σ⁻¹.
 """
@@ -22,7 +23,7 @@ import legrad
 from legrad.experiments import draw
 from legrad.experiments.ldgrad import LdGrad
 from legrad.experiments.measure import Bench, Plan, points
-from legrad.experiments.record import trajectory, window_variance
+from legrad.experiments.record import trajectory
 from legrad.experiments.section import Claim, Picture, Section, Table
 from legrad.experiments.stages import Arrays, Results, Stage
 
@@ -89,20 +90,15 @@ def stages(s: Settings) -> dict[str, Stage]:
     args = (jnp.asarray(np.linalg.cholesky(covariance(s.n)), jnp.float32),)
     bench = Bench(model, guide, args)
     methods = estimators(s)
+    fit = partial(trajectory, model, guide, args, seed=s.seed, pick=lambda g: g["mu"][0])
 
     def fitted(name: str, results: Results, label: str) -> Arrays:
         steps = s.many_steps if name == "LdGrad, many" else s.steps
-        return trajectory(
-            model, guide, args, methods[name], optax.adam(s.learning_rate), steps=steps, seed=s.seed,
-            pick=lambda g: g["mu"][0], keep=s.kept, label=label,
-        )  # fmt: skip
+        return fit(methods[name], optax.adam(s.learning_rate), steps=steps, keep=s.kept, label=label)
 
     def to_the_end(results: Results, label: str) -> Arrays:
-        schedule = optax.cosine_decay_schedule(s.fit_learning_rate, s.fit_steps)
-        return trajectory(
-            model, guide, args, methods["LeGrad"], optax.adam(schedule), steps=s.fit_steps, seed=s.seed,
-            pick=lambda g: g["mu"][0], keep=(s.fit_steps - 1,), label=label,
-        )  # fmt: skip
+        adam = optax.adam(optax.cosine_decay_schedule(s.fit_learning_rate, s.fit_steps))
+        return fit(methods["LeGrad"], adam, steps=s.fit_steps, keep=(s.fit_steps - 1,), label=label)
 
     def variances(results: Results, label: str) -> Arrays:
         plans = {
@@ -126,68 +122,73 @@ def stages(s: Settings) -> dict[str, Stage]:
     }
 
 
+TEXT = """The target is a Gaussian of 100 strongly correlated variables, and q has a Normal factor for each. LeGrad
+uses 5 Gauss–Hermite nodes for each variable, so that a step takes 500 evaluations of f; LdGrad uses 500 samples to
+match; ReGrad uses one sample, as is usual.
+
+LdGrad stands for the score function times the whole of f, with the gradient of the entropy added in closed form. With
+−log q inside f its variance near the optimum is far smaller, because the noise of log p and of log q nearly cancel;
+the table has both."""
+WINDOW = """What the paper plots: the variance of the gradient of mu_1 over the last ten steps, as the fit goes on.
+Left: LdGrad with S samples; right: with many more. The window mixes the drift of the gradient into its variance, and
+mu_1 is the edge of the grid."""
+FIXED = """What the window stands for: the variance of the gradient at fixed parameters (those of LeGrad's fit at
+that step, the same for all methods), for mu and for log l. Lines are means over all coordinates, bands go from the
+least coordinate to the largest."""
+
+
 def section(s: Settings, results: Results, command: str) -> Section:
     """The figures, and the paper's claims beside them."""
-    at = {
-        name: results["variance at fixed parameters"][f"variance {name} mu"] for name in (*METHODS, "LdGrad inside")
-    }
-    scale = {name: results["variance at fixed parameters"][f"variance {name} l"] for name in at}
+    found = results["variance at fixed parameters"]
+    at = {name: found[f"variance {name} mu"] for name in (*METHODS, "LdGrad inside")}
+    scale = {name: found[f"variance {name} l"] for name in at}
+    covariances = f"The {s.n} × {s.n} covariance matrix Σ of the target."
     return Section(
         name="gaussian",
         title="A factorized Gaussian fitted to a correlated one",
         text=TEXT,
         claims=claims(s, results, at, scale, command),
         pictures=[
-            Picture("""gaussian-covariance""", f"""The {s.n} × {s.n} covariance matrix Σ of the target.""", partial(draw_covariance, s)),
+            Picture("gaussian-covariance", covariances, partial(draw_covariance, s)),
             Picture("gaussian-window", WINDOW, partial(draw_windows, s, results)),
-            Picture("gaussian-variance", FIXED, partial(draw_fixed, s, at, scale)),
+            Picture("gaussian-variance", FIXED, partial(draw.fixed, s, METHODS, at, scale)),
             Picture("gaussian-bound", draw.BOUND, partial(draw.bounds, {n: results[n] for n in METHODS}, low=25.0)),
         ],
         tables=[table(s, results, at, scale)],
         settings=draw.settings(s),
         data=DATA,
-    )  # fmt: skip
-
-
-TEXT = """The target is a Gaussian of 100 strongly correlated variables, and q has a Normal factor for each. LeGrad uses
-5 Gauss–Hermite nodes for each variable, so that a step takes 500 evaluations of f; LdGrad uses 500 samples to match; ReGrad
-uses one sample, as is usual.
-
-LdGrad stands for the score function times the whole of f, with the gradient of the entropy added in closed form. With
-−log q inside f its variance near the optimum is far smaller, because the noise of log p and of log q nearly cancel; the table
-has both."""
-WINDOW = """What the paper plots: the variance of the gradient of mu_1 over the last ten steps, as the fit goes on. Left:
-LdGrad with S samples; right: with many more. The window mixes the drift of the gradient into its variance, and mu_1 is the
-edge of the grid."""
-FIXED = """What the window stands for: the variance of the gradient at fixed parameters (those of LeGrad's fit at that
-step, the same for all methods), for mu and for log l. Lines are means over all coordinates, bands go from the least coordinate
-to the largest."""
+    )
 
 
 def claims(s: Settings, results: Results, at: Arrays, scale: Arrays, command: str) -> list[Claim]:
-    """The claims of the paper's Section 4.1, and what PAPER's figures hide."""
+    """The claims of the paper's Section 4.1, and what its figures hide."""
     le, re, ld = (float(at[name][-1].mean()) for name in METHODS)
     inside = float(at["LdGrad inside"][-1].mean())
     first = {name: float(at[name][-1, 0]) for name in METHODS}
+    times, times_first = re / le, first["ReGrad"] / first["LeGrad"]
+    less = "less" if inside < re else "more"
     tenk = s.samples / s.many_samples
+    ld_many, ld_many_first = ld * tenk, first["LdGrad"] * tenk
     worst = max(float((at["LeGrad"] / at["ReGrad"]).max()), float((scale["LeGrad"] / scale["ReGrad"]).max()))
-    parameters = 2 * s.n * len(at["LeGrad"])
+    kept = len(at["LeGrad"])
     end = results["LeGrad to the end"]
     exact = 1 / np.diag(np.linalg.inv(covariance(s.n)))
     off_mu = float(np.abs(end["final mu"] - 2).max())
     off_l = float(np.abs(end["final l"] ** 2 / exact - 1).max())
+    bound = {name: results[name]["elbo"][-50:].mean() for name in METHODS}
+    bounds = ", ".join(f"{name} {value:.1f}" for name, value in bound.items())
     drift = {name: draw.drift(results[name]["gradient"], at[name][:, 0], s.kept) for name in METHODS}
     early = max(METHODS, key=lambda name: drift[name].max())
+    late = {name: f"{value[-1]:.2g}" for name, value in drift.items()}
     smooth = directions(s.n)
-    t = {name: float(value) for name, value in results["seconds"].items()}
-    many = f"ReGrad, {s.samples} samples"
+    t_le, t_re, t_many = (float(results["seconds"][n]) for n in ("LeGrad", "ReGrad", f"ReGrad, {s.samples} samples"))
+    re_many = re / s.samples
     return [
         Claim(
             "theorem",
             "LeGrad always has lower variance than ReGrad with a sample size of one (factorized location-scale q)",
-            f"""the largest ratio of variances, LeGrad to ReGrad, is {worst:.3f} over {parameters:,} cases (mu_i and
-            log l_i of """
-            f"all {s.n} coordinates at {len(at['LeGrad'])} points of the fit)",
+            f"""the largest ratio of variances, LeGrad to ReGrad, is {worst:.3f} over {2 * s.n * kept:,} cases (mu_i
+            and log l_i of all {s.n} coordinates at {kept} points of the fit)""",
             worst <= 1.0,
             command,
         ),
@@ -195,39 +196,34 @@ def claims(s: Settings, results: Results, at: Arrays, scale: Arrays, command: st
             "gaussian-order",
             """LeGrad has the lowest variance, then comes ReGrad and last is LdGrad with 500 samples; LeGrad's
             variance is roughly one order of magnitude lower than ReGrad's""",
-            f"""at the end of the fit, mean over mu: LeGrad {le:.3g}, ReGrad {re:.3g} ({re / le:.1f} times as much),
-            LdGrad """
-            f"""{ld:.3g}. For mu_1 alone ReGrad has {first['ReGrad'] / first['LeGrad']:.1f} times LeGrad's. With −log
-            q inside f, """
-            f"LdGrad has {inside:.3g}, {'less' if inside < re else 'more'} than ReGrad",
-            le < re < ld and 5 <= re / le <= 20,
+            f"""at the end of the fit, mean over mu: LeGrad {le:.3g}, ReGrad {re:.3g} ({times:.1f} times as much),
+            LdGrad {ld:.3g}. For mu_1 alone ReGrad has {times_first:.1f} times LeGrad's. With −log q inside f, LdGrad
+            has {inside:.3g}, {less} than ReGrad""",
+            le < re < ld and 5 <= times <= 20,
             command,
         ),
         Claim(
             "gaussian-10k",
             f"LdGrad reaches the variance of LeGrad when it uses S = {s.many_samples:,} samples",
-            f"""mu_1, which the paper plots: LdGrad {first['LdGrad'] * tenk:.3g}, LeGrad {first['LeGrad']:.3g}. Mean
-            over mu: """
-            f"""{ld * tenk:.3g} and {le:.3g}. With −log q inside f, {s.samples * inside / le:,.0f} samples reach
-            LeGrad's mean""",
-            0.5 <= first["LdGrad"] * tenk / first["LeGrad"] <= 2.0,
+            f"""mu_1, which the paper plots: LdGrad {ld_many_first:.3g}, LeGrad {first["LeGrad"]:.3g}. Mean over mu:
+            {ld_many:.3g} and {le:.3g}. With −log q inside f, {s.samples * inside / le:,.0f} samples reach LeGrad's
+            mean""",
+            0.5 <= ld_many_first / first["LeGrad"] <= 2.0,
             command,
         ),
         Claim(
             "gaussian-fit",
             "the optimal value of each mu_i is 2, and of l_i² about 0.1 (exactly, 1/Λ_ii)",
             f"""after {s.fit_steps:,} steps of LeGrad: |mu_i − 2| at most {off_mu:.3f}, l_i² within {100 * off_l:.2g}%
-            of 1/Λ_ii, """
-            f"which lies between {exact.min():.3f} and {exact.max():.3f}",
+            of 1/Λ_ii, which lies between {exact.min():.3f} and {exact.max():.3f}""",
             off_mu < 0.2 and off_l < 0.01,
             command,
         ),
         Claim(
             "gaussian-bound",
             "LdGrad makes very slow progress in maximizing the bound while LeGrad and ReGrad converge rapidly",
-            "mean of the bound over the last 50 of "
-            f"{s.steps:,} steps: " + ", ".join(f"{n} {results[n]['elbo'][-50:].mean():.1f}" for n in METHODS),
-            all(results[n]["elbo"][-50:].mean() > results["LdGrad"]["elbo"][-50:].mean() + 1 for n in ("LeGrad", "ReGrad")),
+            f"mean of the bound over the last 50 of {s.steps:,} steps: {bounds}",
+            all(bound[name] > bound["LdGrad"] + 1 for name in ("LeGrad", "ReGrad")),
             command,
         ),
         Claim(
@@ -235,7 +231,7 @@ def claims(s: Settings, results: Results, at: Arrays, scale: Arrays, command: st
             "LeGrad has the lowest variance",
             f"""in each coordinate, yes; in every direction, no. Along the smoothest direction of the target (the
             leading eigenvector of Σ), where a fit is slowest, the variance of mu's gradient is
-            {smooth['LeGrad']:.3g} for LeGrad and {smooth['ReGrad']:.3g} for ReGrad, both in closed form at the
+            {smooth["LeGrad"]:.3g} for LeGrad and {smooth["ReGrad"]:.3g} for ReGrad, both in closed form at the
             optimum""",
             smooth["LeGrad"] < smooth["ReGrad"],
             command,
@@ -244,28 +240,24 @@ def claims(s: Settings, results: Results, at: Arrays, scale: Arrays, command: st
             "gaussian-window",
             "the variance in a running window of ten steps of mu_1 shows the variance of the gradient",
             f"""early in the fit it does not: the window holds up to {drift[early].max():.3g} times the true variance
-            ({early}), """
-            f"""because the gradient itself moves; at the end {drift['LeGrad'][-1]:.2g} (LeGrad),
-            {drift['ReGrad'][-1]:.2g} (ReGrad) """
-            f"and {drift['LdGrad'][-1]:.2g} (LdGrad) times. And mu_1 is not typical: its ReGrad variance is "
-            f"{first['ReGrad'] / first['LeGrad']:.1f} times LeGrad's, where the mean over mu has {re / le:.1f}",
+            ({early}), because the gradient itself moves; at the end {late["LeGrad"]} (LeGrad), {late["ReGrad"]}
+            (ReGrad) and {late["LdGrad"]} (LdGrad) times. And mu_1 is not typical: its ReGrad variance is
+            {times_first:.1f} times LeGrad's, where the mean over mu has {times:.1f}""",
             bool(max(d.max() for d in drift.values()) < 2),
             command,
         ),
         Claim(
             "gaussian-equal-cost",
             "at a cost of 500 evaluations of f, LeGrad has the lowest variance",
-            f"""not against ReGrad: its average over {s.samples} samples has variance {re / s.samples:.3g} for mu,
-            LeGrad {le:.3g}. """
-            "What counts is time, since a one-element change costs far less than an evaluation: seconds per gradient are "
-            f"""{t['LeGrad']:.2g} for LeGrad, {t['ReGrad']:.2g} for ReGrad, {t[many]:.2g} for its {s.samples} samples;
-            1/(variance × """
-            f"""seconds) is {1 / (le * t['LeGrad']):.3g}, {1 / (re * t['ReGrad']):.3g} and
-            {1 / (re / s.samples * t[many]):.3g}""",
-            le < re / s.samples,
+            f"""not against ReGrad: its average over {s.samples} samples has variance {re_many:.3g} for mu, LeGrad
+            {le:.3g}. What counts is time, since a one-element change costs far less than an evaluation: seconds per
+            gradient are {t_le:.2g} for LeGrad, {t_re:.2g} for ReGrad, {t_many:.2g} for its {s.samples} samples;
+            1/(variance × seconds) is {1 / (le * t_le):.3g}, {1 / (re * t_re):.3g} and
+            {1 / (re_many * t_many):.3g}""",
+            le < re_many,
             command,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def directions(n: int) -> dict[str, float]:
@@ -285,15 +277,11 @@ def table(s: Settings, results: Results, at: Arrays, scale: Arrays) -> Table:
     """Variance, time and their product, at the end of the fit."""
     seconds = results["seconds"]
     ratio = s.samples / s.many_samples
+    many = f"ReGrad, {s.samples} samples"
     variance = {
         "LeGrad": (at["LeGrad"], scale["LeGrad"], 1.0, "LeGrad"),
         "ReGrad, 1 sample": (at["ReGrad"], scale["ReGrad"], 1.0, "ReGrad"),
-        f"ReGrad, {s.samples} samples": (
-            at["ReGrad"],
-            scale["ReGrad"],
-            1 / s.samples,
-            f"ReGrad, {s.samples} samples",
-        ),
+        many: (at["ReGrad"], scale["ReGrad"], 1 / s.samples, many),
         f"LdGrad, {s.samples} samples": (at["LdGrad"], scale["LdGrad"], 1.0, "LdGrad"),
         f"LdGrad, {s.samples} samples, −log q inside f": (at["LdGrad inside"], scale["LdGrad inside"], 1.0, "LdGrad"),
         f"LdGrad, {s.many_samples:,} samples": (at["LdGrad"], scale["LdGrad"], ratio, "LdGrad, many"),
@@ -321,23 +309,8 @@ def draw_windows(s: Settings, results: Results) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, name, samples in zip(panels, ("LdGrad", "LdGrad, many"), (s.samples, s.many_samples), strict=True):
-        for method in ("LeGrad", "ReGrad", name):
-            label = f"LdGrad, S = {samples:,}" if method == name else method
-            window = window_variance(results[method]["gradient"])
-            draw.line(axes, np.arange(len(window)) + 10, window, method, label)
-        axes.set(yscale="log", xlabel="step", title=f"LdGrad with S = {samples:,}")
-        axes.legend(loc="upper right")
-    panels[0].set_ylabel("variance of mu_1's gradient\nin a window of ten steps")
-    return figure
-
-
-def draw_fixed(s: Settings, at: Arrays, scale: Arrays) -> Figure:
-    """What the paper does not show: the true variance, all coordinates."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, variance, title in zip(figure.subplots(1, 2), (at, scale), ("mu", "log l"), strict=True):
-        for name in METHODS:
-            draw.band(axes, s.kept, variance[name], name, f"LdGrad, S = {s.samples}" if name == "LdGrad" else name)
-        axes.set(xlabel="step of LeGrad's fit", title=title, ylabel="variance at fixed parameters")
-        draw.log_axis(axes)
-        axes.legend(loc="upper right")
+        ldgrad = {f"LdGrad, S = {samples:,}": results[name]}
+        draw.windows(axes, {"LeGrad": results["LeGrad"], "ReGrad": results["ReGrad"]} | ldgrad)
+        axes.set(yscale="log", title=f"LdGrad with S = {samples:,}")
+        axes.label_outer()
     return figure

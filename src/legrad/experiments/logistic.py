@@ -23,7 +23,7 @@ import legrad
 from legrad.experiments import datasets, draw
 from legrad.experiments.ldgrad import LdGrad
 from legrad.experiments.measure import Bench, Plan, excess, points
-from legrad.experiments.record import trajectory, window_variance
+from legrad.experiments.record import trajectory
 from legrad.experiments.section import Claim, Picture, Section, Table
 from legrad.experiments.stages import Arrays, Results, Stage
 
@@ -89,13 +89,11 @@ def stages(s: Settings, args: tuple[Any, Any, float]) -> dict[str, Stage]:
     """What is computed, in order."""
     bench = Bench(model, guide, args)
     methods = estimators(s)
+    fit = partial(trajectory, model, guide, args, seed=s.seed, pick=lambda g: g["mu"][0])
 
     def fitted(name: str, results: Results, label: str) -> Arrays:
         steps = s.ldgrad_steps if name == "LdGrad" else s.steps
-        return trajectory(
-            model, guide, args, methods[name], optax.adam(s.learning_rate), steps=steps, seed=s.seed,
-            pick=lambda g: g["mu"][0], keep=s.kept, label=label,
-        )  # fmt: skip
+        return fit(methods[name], optax.adam(s.learning_rate), steps=steps, keep=s.kept, label=label)
 
     def variances(results: Results, label: str) -> Arrays:
         plans = {
@@ -120,16 +118,19 @@ def stages(s: Settings, args: tuple[Any, Any, float]) -> dict[str, Stage]:
     }
 
 
-TEXT = """Two digits are told apart by their pixels: a weight for each of the 784 pixels and a bias, with a Normal prior. As
-the paper asks, LeGrad has 5 nodes for each weight, which is 3,925 evaluations of f a step, and LdGrad as many samples; it
-multiplies each score by the whole of f, and takes the gradient of the entropy in closed form. All examples are used in every step.
+TEXT = """Two digits are told apart by their pixels: a weight for each of the 784 pixels and a bias, with a Normal
+prior. As the paper asks, LeGrad has 5 nodes for each weight, which is 3,925 evaluations of f a step, and LdGrad as
+many samples; it multiplies each score by the whole of f, and takes the gradient of the entropy in closed form. All
+examples are used in every step.
 
-LeGrad does not pay for 3,925 evaluations: a change of one weight adds a multiple of one column of the data to the logits."""
-WINDOW = """What the paper plots: the variance of the gradient of mu_1 in a window of ten steps. mu_1 belongs to the corner
-pixel, which is blank in all digits: there the likelihood says nothing, and LeGrad's gradient has no noise at all. Its window shows
-only how the parameter moves."""
-FIXED = """The variance of the gradient at fixed parameters (those of LeGrad's fit at that step, the same for all methods),
-for mu and log l. Lines are means over all weights; bands go from the least weight to the largest."""
+LeGrad does not pay for 3,925 evaluations: a change of one weight adds a multiple of one column of the data to the
+logits."""
+WINDOW = """What the paper plots: the variance of the gradient of mu_1 in a window of ten steps. mu_1 belongs to the
+corner pixel, which is blank in all digits: there the likelihood says nothing, and LeGrad's gradient has no noise at
+all. Its window shows only how the parameter moves."""
+FIXED = """The variance of the gradient at fixed parameters (those of LeGrad's fit at that step, the same for all
+methods), for mu and log l. Lines are means over all weights; bands go from the least weight to the largest."""
+WEIGHTS = "The fitted q: means of the weights, and their standard deviations, as images."
 
 
 def section(s: Settings, results: Results, source: str, args: tuple[Any, Any, float], command: str) -> Section:
@@ -137,15 +138,7 @@ def section(s: Settings, results: Results, source: str, args: tuple[Any, Any, fl
     found = results["variance at fixed parameters"]
     mu = {name: found[f"variance {name} mu"] for name in METHODS}
     log_l = {name: found[f"variance {name} l"] for name in METHODS}
-    inked = np.asarray(args[0]).any(axis=0)
-    seconds = {name: float(value) for name, value in results["seconds"].items()}
-    rows = [
-        draw.efficiency_row(
-            f"LdGrad, {s.samples:,} samples" if name == "LdGrad" else name,
-            float(mu[name][-1].mean()), float(log_l[name][-1].mean()), seconds[name],
-        )
-        for name in METHODS
-    ]  # fmt: skip
+    inked = np.asarray(np.asarray(args[0]).any(axis=0))
     return Section(
         name="logistic",
         title="Logistic regression on two digits",
@@ -153,15 +146,14 @@ def section(s: Settings, results: Results, source: str, args: tuple[Any, Any, fl
         claims=claims(s, results, mu, log_l, inked, len(args[1]), command),
         pictures=[
             Picture("logistic-window", WINDOW, partial(draw_windows, s, results)),
-            Picture("logistic-variance", FIXED, partial(draw_fixed, s, mu, log_l)),
+            Picture("logistic-variance", FIXED, partial(draw.fixed, s, METHODS, mu, log_l, decades=12)),
             Picture("logistic-bound", draw.BOUND, partial(draw.bounds, {n: results[n] for n in METHODS}, low=8.0)),
-            Picture("""logistic-weights""", """The fitted q: means of the weights, and their standard deviations, as images.""",
-                    partial(draw_weights, results["LeGrad"])),
+            Picture("logistic-weights", WEIGHTS, partial(draw_weights, results["LeGrad"])),
         ],
-        tables=[Table("""Variance, time and efficiency at the end of the fit""", draw.EFFICIENCY, rows, draw.EFFICIENCY_NOTE)],
+        tables=[table(s, results, mu, log_l)],
         settings=draw.settings(s) | {"examples": len(args[1]), "weights": args[0].shape[1]},
         data=source,
-    )  # fmt: skip
+    )
 
 
 def claims(
@@ -170,39 +162,39 @@ def claims(
     """The claims of the paper's Section 4.2, and what its figure hides."""
     le, re, ld = (float(mu[name][-1].mean()) for name in METHODS)
     le_l, re_l, ld_l = (float(log_l[name][-1].mean()) for name in METHODS)
+    ld_start = float(mu["LdGrad"][0].mean())
     draws = (s.draws, 5 * s.draws)
     worst = max(excess(v["LeGrad"][:, inked], v["ReGrad"][:, inked], draws) for v in (mu, log_l))
-    ratio = [float(np.median((v["LeGrad"] / v["ReGrad"])[:, inked])) for v in (mu, log_l)]
+    ratio, ratio_l = (float(np.median((v["LeGrad"] / v["ReGrad"])[:, inked])) for v in (mu, log_l))
     bound = {n: draw.smooth(results[n]["elbo"], 20) for n in METHODS}
     common = s.ldgrad_steps - 1
     target = bound["ReGrad"][-1]
     reached = int(np.argmax(bound["LeGrad"] >= target)) if (bound["LeGrad"] >= target).any() else s.steps
     noise = {n: float(results[n]["elbo"][-100:].std()) for n in ("LeGrad", "ReGrad")}
     start = float(results["LeGrad"]["elbo"][0])
-    gap = bound["LeGrad"][common] - start
-    share = (bound["LdGrad"][common] - start) / gap
+    share = (bound["LdGrad"][common] - start) / (bound["LeGrad"][common] - start)
     seconds = {n: float(results["seconds"][n]) for n in METHODS}
     faster = {n: draw.first_at(results[n], target) for n in ("LeGrad", "ReGrad")}
+    le_blank, re_blank = (mu[name][-1, 0] for name in ("LeGrad", "ReGrad"))
+    le_inked, re_inked = (mu[name][-1, inked].mean() for name in ("LeGrad", "ReGrad"))
     return [
         Claim(
             "logistic-order",
             """LeGrad has roughly one order of magnitude lower variance than ReGrad; LdGrad with S = 3925 severely
             suffers from very high variance, of the order of 10^7""",
             f"""{examples:,} examples, at the end of LeGrad's fit, mean over weights: mu LeGrad {le:.3g}, ReGrad
-            {re:.3g} """
-            f"""({re / le:.1f} times), LdGrad {ld:.3g} ({ld / re:,.0f} times ReGrad's); log l {le_l:.3g}, {re_l:.3g}
-            ({re_l / le_l:,.0f} """
-            f"times), {ld_l:.3g}. At the start LdGrad has {float(mu['LdGrad'][0].mean()):.3g} for mu",
+            {re:.3g} ({re / le:.1f} times), LdGrad {ld:.3g} ({ld / re:,.0f} times ReGrad's); log l {le_l:.3g},
+            {re_l:.3g} ({re_l / le_l:,.0f} times), {ld_l:.3g}. At the start LdGrad has {ld_start:.3g} for mu""",
             le < re / 2 and ld > 100 * re,
             command,
         ),
         Claim(
             "logistic-theorem",
             "LeGrad always has lower variance than ReGrad with a sample size of one",
-            f"""the median ratio of variances is {ratio[0]:.2f} for mu_i and {ratio[1]:.2g} for log l_i, over the
-            {inked.sum()} weights """
-            f"whose pixel is ever inked, at {len(mu['LeGrad'])} points of the fit; where LeGrad's measured variance exceeds ReGrad's "
-            f"most, it is by {max(worst, 0.0):.1f} standard errors of the measurement (5 would refute the claim)",
+            f"""the median ratio of variances is {ratio:.2f} for mu_i and {ratio_l:.2g} for log l_i, over the
+            {inked.sum()} weights whose pixel is ever inked, at {len(mu["LeGrad"])} points of the fit; where LeGrad's
+            measured variance exceeds ReGrad's most, it is by {max(worst, 0.0):.1f} standard errors of the measurement
+            (5 would refute the claim)""",
             worst < 5.0,
             command,
         ),
@@ -211,20 +203,17 @@ def claims(
             """LeGrad has significantly faster and much more stable convergence than the other two methods; LdGrad
             cannot make good progress""",
             f"""the bound that ReGrad has after {s.steps} steps ({target:.0f}) LeGrad has after {reached}; the
-            standard deviation of the """
-            f"""last 100 values is {noise['LeGrad']:.3g} for LeGrad and {noise['ReGrad']:.3g} for ReGrad; after
-            {s.ldgrad_steps} steps """
-            f"LdGrad has made {100 * share:.3g}% of LeGrad's progress",
+            standard deviation of the last 100 values is {noise["LeGrad"]:.3g} for LeGrad and {noise["ReGrad"]:.3g}
+            for ReGrad; after {s.ldgrad_steps} steps LdGrad has made {100 * share:.3g}% of LeGrad's progress""",
             reached < 0.8 * s.steps and share < 0.5,
             command,
         ),
         Claim(
             "logistic-time",
             "LeGrad converges faster than ReGrad (the paper counts steps, not seconds)",
-            f"""a gradient takes {seconds['LeGrad']:.2g} s with LeGrad, {seconds['ReGrad']:.2g} s with ReGrad and
-            {seconds['LdGrad']:.2g} s with """
-            f"""LdGrad; ReGrad's last bound is reached after {faster['LeGrad']:.3g} s of LeGrad and
-            {faster['ReGrad']:.3g} s of ReGrad""",
+            f"""a gradient takes {seconds["LeGrad"]:.2g} s with LeGrad, {seconds["ReGrad"]:.2g} s with ReGrad and
+            {seconds["LdGrad"]:.2g} s with LdGrad; ReGrad's last bound is reached after {faster["LeGrad"]:.3g} s of
+            LeGrad and {faster["ReGrad"]:.3g} s of ReGrad""",
             faster["LeGrad"] < faster["ReGrad"],
             command,
         ),
@@ -232,40 +221,31 @@ def claims(
             "logistic-blank-pixel",
             "the variance of mu_1's gradient shows that LeGrad has one order of magnitude lower variance",
             f"""mu_1 is the corner pixel, blank in all {examples:,} images: there LeGrad's true variance is
-            {mu['LeGrad'][-1, 0]:.1g} and """
-            f"""ReGrad's {mu['ReGrad'][-1, 0]:.3g}, so their ratio says nothing; {int((~inked).sum())} of {len(inked)}
-            pixels are like it. Over """
-            f"""the inked ones the ratio of mean variances is
-            {mu['ReGrad'][-1, inked].mean() / mu['LeGrad'][-1, inked].mean():.1f}""",
+            {le_blank:.1g} and ReGrad's {re_blank:.3g}, so their ratio says nothing; {(~inked).sum()} of {len(inked)}
+            pixels are like it. Over the inked ones the ratio of mean variances is {re_inked / le_inked:.1f}""",
             bool(inked[0]),
             command,
         ),
-    ]  # fmt: skip
+    ]
+
+
+def table(s: Settings, results: Results, mu: Arrays, log_l: Arrays) -> Table:
+    """Variance, time and their product, at the end of the fit."""
+    labels = {name: name for name in METHODS} | {"LdGrad": f"LdGrad, {s.samples:,} samples"}
+    mean = {name: (float(mu[name][-1].mean()), float(log_l[name][-1].mean())) for name in METHODS}
+    rows = [draw.efficiency_row(labels[name], *mean[name], float(results["seconds"][name])) for name in METHODS]
+    return Table("Variance, time and efficiency at the end of the fit", draw.EFFICIENCY, rows, draw.EFFICIENCY_NOTE)
 
 
 def draw_windows(s: Settings, results: Results) -> Figure:
     """The paper's Figure 3 (a) and (b)."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, names in zip(figure.subplots(1, 2), (("LeGrad", "ReGrad"), ("LdGrad",)), strict=True):
-        for name in names:
-            window = window_variance(results[name]["gradient"])
-            draw.line(axes, np.arange(len(window)) + 10, np.maximum(window, 1e-30), name, name)
-        axes.set(xlabel="step", ylabel="variance of mu_1's gradient\nin a window of ten steps")
-        axes.set_title(" and ".join(names) + (f", S = {s.samples:,}" if names == ("LdGrad",) else ""))
+    left, right = figure.subplots(1, 2)
+    for axes, names in ((left, ("LeGrad", "ReGrad")), (right, ("LdGrad",))):
+        draw.windows(axes, {name: results[name] for name in names})
         draw.log_axis(axes)
-        axes.legend(loc="upper right")
-    return figure
-
-
-def draw_fixed(s: Settings, mu: Arrays, log_l: Arrays) -> Figure:
-    """What the paper does not show: the true variance, all weights."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, variance, title in zip(figure.subplots(1, 2), (mu, log_l), ("mu", "log l"), strict=True):
-        for name in METHODS:
-            draw.band(axes, s.kept, variance[name], name, f"LdGrad, S = {s.samples:,}" if name == "LdGrad" else name)
-        axes.set(xlabel="step of LeGrad's fit", title=title, ylabel="variance at fixed parameters")
-        draw.log_axis(axes, 12)
-        axes.legend(loc="upper right")
+    left.set_title("LeGrad and ReGrad")
+    right.set_title(f"LdGrad, S = {s.samples:,}")
     return figure
 
 
@@ -275,9 +255,9 @@ def draw_weights(run: Arrays) -> Figure:
     for axes, name, title in zip(figure.subplots(1, 2), ("mu", "l"), ("mean", "standard deviation"), strict=True):
         values = run[f"final {name}"][:784].reshape(28, 28)
         limit = float(np.abs(values).max())
-        style = (
-            {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit} if name == "mu" else {"cmap": "viridis", "vmin": 0.0}
-        )
+        style: dict[str, Any] = {"cmap": "viridis", "vmin": 0.0}
+        if name == "mu":
+            style = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
         figure.colorbar(axes.imshow(values, **style), ax=axes)
         axes.set_title(title)
         axes.set_axis_off()

@@ -140,59 +140,64 @@ def _moment(d: int) -> float:
     return 0.0 if d % 2 else float(np.prod(np.arange(d - 1, 0, -2, dtype=float)))
 
 
+TEXT = """The claims that hold for any model are checked where the answer is known: a net small enough to enumerate
+all its hidden states, a Gaussian whose gradient has a closed form, and a function that counts how often it is
+evaluated."""
+
+
 def section(s: Settings, results: Results, command: str) -> Section:
-    """The claims about the method."""
-    discrete, quadrature = results["unbiased, discrete"], results["unbiased, quadrature"]
-    count, degree = results["evaluations counted"], results["degree of the quadrature"]
-    K = degree["K"]
+    """The claims about the method, and the degrees of the quadrature."""
+    K, degree = (results["degree of the quadrature"][name] for name in ("K", "degree"))
     return Section(
         name="method",
         title="The method",
         text=TEXT,
-        claims=[
-            Claim(
-                "unbiased",
-                """the estimator's mean is the exact gradient: for discrete variables exactly, with quadrature to its
-                degree""",
-                f"""mean of {s.draws:,} gradients. Belief net of {s.hidden} hidden units and {s.images} images,
-                against enumeration: the largest of """
-                f"""{int(discrete['components'])} deviations is {float(discrete['z']):.1f} standard errors (5 would
-                refute the claim). """
-                f"""Gaussian of {s.n} variables with {s.nodes} nodes, against the closed form:
-                {float(quadrature['z']):.1f} standard errors """
-                f"""for mu; for log l no noise, and a relative error of {float(quadrature['error l']):.0e}, which is
-                float32 rounding""",
-                float(discrete["z"]) < 5 and float(quadrature["z"]) < 5 and float(quadrature["error l"]) < 1e-4,
-                command,
-            ),
-            Claim(
-                "count",
-                "a step for n discrete variables with K values takes n(K−1)+1 evaluations of f",
-                f"""{int(count['evaluations'])} counted, for n = {s.n} and K = {s.levels}, by brute force; the formula
-                gives {int(count['formula'])}""",
-                int(count["evaluations"]) == int(count["formula"]),
-                command,
-            ),
-            Claim(
-                "degree",
-                "Gaussian quadrature with K grid points integrates exactly polynomials up to degree 2K − 1",
-                """highest exact degree for K = """ + """, """.join(f"""{k}: {d}""" for k, d in zip(K, degree["degree"], strict=True))
-                + ". A Gaussian target needs degree 4 (f quadratic, times the score of the scale), so K = 3 suffices",
-                bool((degree["degree"] == 2 * K - 1).all()),
-                command,
-            ),
-        ],
+        claims=claims(s, results, command),
         tables=[
             Table(
                 "Exactness of the Gauss–Hermite rule",
                 ("nodes K", "highest exact degree", "2K − 1"),
-                [(str(k), str(d), str(2 * k - 1)) for k, d in zip(K, degree["degree"], strict=True)],
+                [(str(k), str(d), str(2 * k - 1)) for k, d in zip(K, degree, strict=True)],
             )
         ],
         settings=draw.settings(s),
         data=DATA,
-    )  # fmt: skip
+    )
 
 
-TEXT = """The claims that hold for any model are checked where the answer is known: a net small enough to enumerate all its
-hidden states, a Gaussian whose gradient has a closed form, and a function that counts how often it is evaluated."""
+def claims(s: Settings, results: Results, command: str) -> list[Claim]:
+    """What the paper says of any model."""
+    discrete, quadrature = results["unbiased, discrete"], results["unbiased, quadrature"]
+    components = int(discrete["components"])
+    z, z_mu, error_l = float(discrete["z"]), float(quadrature["z"]), float(quadrature["error l"])
+    count, formula = (int(results["evaluations counted"][name]) for name in ("evaluations", "formula"))
+    K, degree = (results["degree of the quadrature"][name] for name in ("K", "degree"))
+    exact = ", ".join(f"{k}: {d}" for k, d in zip(K, degree, strict=True))
+    return [
+        Claim(
+            "unbiased",
+            """the estimator's mean is the exact gradient: for discrete variables exactly, with quadrature to its
+            degree""",
+            f"""mean of {s.draws:,} gradients. Belief net of {s.hidden} hidden units and {s.images} images, against
+            enumeration: the largest of {components} deviations is {z:.1f} standard errors (5 would refute the
+            claim). Gaussian of {s.n} variables with {s.nodes} nodes, against the closed form: {z_mu:.1f} standard
+            errors for mu; for log l no noise, and a relative error of {error_l:.0e}, which is float32 rounding""",
+            z < 5 and z_mu < 5 and error_l < 1e-4,
+            command,
+        ),
+        Claim(
+            "count",
+            "a step for n discrete variables with K values takes n(K−1)+1 evaluations of f",
+            f"{count} counted, for n = {s.n} and K = {s.levels}, by brute force; the formula gives {formula}",
+            count == formula,
+            command,
+        ),
+        Claim(
+            "degree",
+            "Gaussian quadrature with K grid points integrates exactly polynomials up to degree 2K − 1",
+            f"""highest exact degree for K = {exact}. A Gaussian target needs degree 4 (f quadratic, times the score
+            of the scale), so K = 3 suffices""",
+            bool((degree == 2 * K - 1).all()),
+            command,
+        ),
+    ]

@@ -22,7 +22,7 @@ Arrays = dict[str, np.ndarray]
 class Record(NamedTuple):
     """The first optimizer's state: the step, the coordinate's gradients, and the parameters before chosen steps."""
 
-    count: jax.Array
+    step: jax.Array
     gradient: jax.Array
     kept: Any
 
@@ -36,7 +36,7 @@ def record(steps: int, pick: Callable[[Any], jax.Array], keep: Sequence[int]) ->
         return Record(jnp.zeros((), int), jnp.zeros(steps), kept)
 
     def update(gradient: Any, state: Record, params: Any = None) -> tuple[Any, Record]:
-        i = state.count
+        i = state.step
         row = jnp.where(jnp.isin(i, at), jnp.searchsorted(at, i), len(keep))  # past the end: dropped
         kept = jax.tree.map(lambda k, p: k.at[row].set(p, mode="drop"), state.kept, params)
         return gradient, Record(i + 1, state.gradient.at[i].set(pick(gradient)), kept)
@@ -58,12 +58,21 @@ def trajectory(
     seconds: float | None = None,
     label: str,
 ) -> Arrays:
-    """Fit, and give the record as arrays: `elbo`, `gradient`, `seconds`, `final NAME`, `kept NAME` (unconstrained)."""
+    """Fit, and give the record as arrays.
+
+    They are `elbo`, `gradient` and `seconds` by step, `final NAME`, and `kept NAME`, which is unconstrained.
+    """
     result = fit(
-        model, guide, args=args, key=jax.random.key(seed), estimator=estimator, steps=steps, seconds=seconds,
-        progress=label,
+        model,
+        guide,
+        args=args,
+        key=jax.random.key(seed),
+        estimator=estimator,
         optimizer=optax.chain(record(steps, pick, keep), optimizer),
-    )  # fmt: skip
+        steps=steps,
+        seconds=seconds,
+        progress=label,
+    )
     kept: Record = result.optimizer_state[0]
     found = {
         "elbo": result.elbo,

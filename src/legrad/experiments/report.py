@@ -204,10 +204,11 @@ def _figure(out: Path, picture: Picture) -> dict[str, Any]:
     """A picture in both styles, as data addresses, with its size on the page."""
     light, dark = _draw(picture, LIGHT), _draw(picture, DARK)
     _save(out / "figures" / f"{picture.name}.png", light)
-    width, height = struct.unpack(">II", light[16:24])  # where PNG keeps its size
+    # Where PNG keeps its size; a point of the figure's hundred to the inch is a pixel of the page.
+    width, height = (round(100 * pixels / _DPI) for pixels in struct.unpack(">II", light[16:24]))
     addresses = (f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in (light, dark))
     names = ("light", "dark", "width", "height", "caption")
-    return dict(zip(names, (*addresses, *(round(100 * n / _DPI) for n in (width, height)), picture.caption), strict=True))
+    return dict(zip(names, (*addresses, width, height, picture.caption), strict=True))
 
 
 def _draw(picture: Picture, palette: Palette) -> bytes:

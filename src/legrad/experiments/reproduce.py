@@ -43,7 +43,8 @@ class Choice:
 
     def change(self, **chosen: Any) -> Choice:
         """The same with what the user gave; None leaves a choice as it is."""
-        return replace(self, **{name: tuple(value) for name, value in chosen.items() if value is not None})
+        given: dict[str, Any] = {name: tuple(value) for name, value in chosen.items() if value is not None}
+        return replace(self, **given)
 
 
 def reproduce(
@@ -77,25 +78,22 @@ def _command(name: str, choice: Choice, *, digits: bool = False, layers: bool = 
 def _method(choice: Choice, which: str) -> Job:
     s = method.QUICK if choice.quick else method.Settings()
     command = _command("gaussian" if which == "all" else which, choice)
-    return Job("method", s, method.stages(s), method.DATA, lambda results: method.section(s, results, command))
+    return Job("method", s, method.stages(s), method.DATA, lambda found: method.section(s, found, command))
 
 
 def _gaussian(choice: Choice) -> Job:
     s = gaussian.QUICK if choice.quick else gaussian.Settings()
     command = _command("gaussian", choice)
-    return Job(
-        "gaussian", s, gaussian.stages(s), gaussian.DATA, lambda results: gaussian.section(s, results, command)
-    )
+    return Job("gaussian", s, gaussian.stages(s), gaussian.DATA, lambda found: gaussian.section(s, found, command))
 
 
 def _logistic(choice: Choice, digits: datasets.Digits) -> Job:
     s = replace(logistic.QUICK if choice.quick else logistic.Settings(), digits=choice.digits)
     args = logistic.inputs(s, digits)
     command = _command("logistic", choice, digits=True)
-    return Job(
-        "logistic", s, logistic.stages(s, args), digits.source,
-        lambda results: logistic.section(s, results, digits.source, args, command),
-    )  # fmt: skip
+    source = digits.source
+    run = logistic.stages(s, args)
+    return Job("logistic", s, run, source, lambda found: logistic.section(s, found, source, args, command))
 
 
 def _sbn(choice: Choice, digits: datasets.Digits) -> Job:
@@ -103,6 +101,5 @@ def _sbn(choice: Choice, digits: datasets.Digits) -> Job:
     s = replace(s, layers=choice.layers, pivots=1 if len(choice.layers) == 1 else 2)
     Y = sbn.inputs(s, digits)
     command = _command("sbn", choice, layers=True)
-    return Job(
-        "sbn", s, sbn.stages(s, Y), digits.source, lambda results: sbn.section(s, results, Y, digits.source, command)
-    )
+    source = digits.source
+    return Job("sbn", s, sbn.stages(s, Y), source, lambda found: sbn.section(s, found, Y, source, command))

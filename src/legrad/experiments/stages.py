@@ -26,7 +26,6 @@ Arrays = dict[str, np.ndarray]
 Results = dict[str, Arrays]
 Stage = Callable[[Results, str], Arrays]  # (results of the stages before, label of the progress bar) → arrays
 
-
 _TOOK, _MARK = "seconds taken", "made by"
 
 
@@ -73,7 +72,8 @@ class Stages:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # Opened here: where NumPy fails to read it, NumPy would leave it open.
+            with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
             self.say(f"{path.name} cannot be read ({error}): that stage runs again")
@@ -86,17 +86,18 @@ class Stages:
 
 def _write(path: Path, mark: str, arrays: Arrays) -> None:
     """Whole or not at all: a new file takes the place of the old one only when it is complete."""
+    named: dict[str, Any] = {_MARK: np.asarray(mark), **arrays}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                np.savez(file, **{_MARK: np.asarray(mark)}, **arrays)  # type: ignore[arg-type]
+                np.savez(file, **named)
             os.replace(temporary, path)
         finally:
             Path(temporary).unlink(missing_ok=True)
     except OSError as error:
         raise StageError(
-            f"the stage's results could not be written to {path} ({error.strerror or error}): free some space or choose "
-            "another --out; the stages before it are kept"
+            f"the stage's results could not be written to {path} ({error.strerror or error}): free some space or "
+            "choose another --out; the stages before it are kept"
         ) from error

@@ -71,7 +71,7 @@ def main(out: Path = Path("out")) -> None:
     included = jax.nn.sigmoid(fits["LeGrad"].params["included_logits"])
     print(f"\ntruly included: {np.flatnonzero(slopes).tolist()}; LeGrad: {np.flatnonzero(included > 0.5).tolist()}")
     out.mkdir(exist_ok=True)
-    path = out / "demo.png"
+    path = out / "spike_and_slab.png"
     plot(fits, tables["after 100 steps"], included, slopes, path)
     print(f"plot written to {path.resolve()}")
 

@@ -1,0 +1,166 @@
+"""The parts that the experiments are made of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import legrad
+from checking import draw_until, flat
+from legrad.experiments import draw, measure, record
+from legrad.experiments.ldgrad import LdGrad
+
+Y = jnp.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]])
+
+
+def model(Y, batch=None):
+    W = numpyro.param("W", jnp.array([[0.5, -1.0, 0.3], [1.0, 0.2, -0.6]]))
+    with numpyro.plate("images", len(Y), subsample_size=batch):
+        y = numpyro.subsample(Y, event_dim=1)
+        x = numpyro.sample("x", dist.Bernoulli(logits=jnp.zeros(2)).to_event(1))
+        numpyro.sample("y", dist.Bernoulli(logits=x @ W).to_event(1), obs=y)
+
+
+def guide(Y, batch=None):
+    V = numpyro.param("V", jnp.array([[0.4, -0.3], [0.7, 0.1], [-0.2, 0.5]]))
+    with numpyro.plate("images", len(Y), subsample_size=batch):
+        y = numpyro.subsample(Y, event_dim=1)
+        numpyro.sample("x", dist.Bernoulli(logits=y @ V).to_event(1))
+
+
+PARAMS = {
+    "W": jnp.array([[0.5, -1.0, 0.3], [1.0, 0.2, -0.6]]),
+    "V": jnp.array([[0.4, -0.3], [0.7, 0.1], [-0.2, 0.5]]),
+}
+
+
+def gradient(estimator, *args):
+    return lambda key: jax.grad(lambda p: estimator.loss(key, p, model, guide, Y, *args))(PARAMS)
+
+
+# --- LdGrad -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entropy", "over", "batch"), [("inside", None, None), ("apart", "images", None), ("inside", "images", 2)]
+)
+def test_ldgrad_is_unbiased(entropy, over, batch):
+    exact = flat(gradient(legrad.Exact())(jax.random.key(0)))
+    estimate = draw_until(gradient(LdGrad(4, entropy, over), batch), exact, wanted=0.1, batch=1 << 14, most=40)
+    assert estimate.agrees(exact)
+    bias, component = estimate.detectable(exact)
+    assert bias <= 0.1
+    biased = exact.copy()
+    biased[component] *= 1 + bias
+    assert not estimate.agrees(biased)
+
+
+def test_ldgrad_multiplies_the_whole_of_f():
+    """With one sample the gradient is f(x) ∇ log q(x), whatever the terms of f touch."""
+
+    def f_and_score(x):
+        def log_q(V):
+            return dist.Bernoulli(logits=Y @ V).log_prob(x).sum()
+
+        log_p = dist.Bernoulli(logits=jnp.zeros(2)).log_prob(x).sum()
+        log_p += dist.Bernoulli(logits=x @ PARAMS["W"]).log_prob(Y).sum()
+        return (log_p - log_q(PARAMS["V"])) * jax.grad(log_q)(PARAMS["V"])
+
+    patterns = np.array(np.meshgrid(*[[0, 1]] * 8)).reshape(8, -1).T.reshape(-1, 4, 2)
+    possible = np.asarray(jax.vmap(f_and_score)(jnp.asarray(patterns)))
+    one = jax.jit(gradient(LdGrad(1)))
+    for seed in range(5):
+        found = -np.asarray(one(jax.random.key(seed))["V"])
+        assert np.abs(possible - found).max(axis=(1, 2)).min() < 1e-10
+
+
+def test_ldgrad_refuses_other_words():
+    with pytest.raises(ValueError, match="entropy='both'"):
+        LdGrad(1, "both")
+
+
+# --- the record ---------------------------------------------------------------------------------------------
+
+
+def test_the_record_is_what_the_steps_saw():
+    run = record.trajectory(
+        model, guide, (Y,), legrad.LocalExpectation(), optax.sgd(0.1), steps=6, seed=0, pick=lambda g: g["V"][0, 1],
+        keep=(0, 2, 5), label="x",
+    )  # fmt: skip
+    plain = legrad.fit(
+        model, guide, args=(Y,), key=jax.random.key(0), optimizer=optax.sgd(0.1), steps=6, progress=False
+    )
+    np.testing.assert_allclose(run["elbo"], plain.elbo)
+    np.testing.assert_allclose(run["final V"], plain.params["V"])
+    np.testing.assert_allclose(run["kept V"][0], PARAMS["V"])
+    # Between the last step that was kept and the end lies one step along the recorded gradient.
+    np.testing.assert_allclose(run["kept V"][2][0, 1] - 0.1 * run["gradient"][5], run["final V"][0, 1])
+    assert run["seconds"].shape == (6,)
+    assert (np.diff(run["seconds"]) >= 0).all()
+
+
+def test_window_variance():
+    x = np.random.default_rng(0).normal(size=30)
+    found = record.window_variance(x)
+    assert found.shape == (21,)
+    np.testing.assert_allclose(found[4], x[4:14].var(ddof=1))
+
+
+def test_seconds_leave_compiling_out():
+    clock = np.array([[0, 0], [1, 50.0], [3, 52.0], [11, 60.0]])
+    np.testing.assert_allclose(record.seconds_of_steps(clock), np.arange(1, 12))
+
+
+def test_a_fit_stops_when_its_time_is_over():
+    result = legrad.fit(model, guide, args=(Y,), key=jax.random.key(0), steps=10**7, seconds=0.2, progress=False)
+    assert 1 <= result.steps < 10**7
+    assert len(result.elbo) == result.steps == result.clock[-1, 0]
+    assert np.isfinite(result.elbo).all()
+    with pytest.raises(ValueError, match="seconds=-1"):
+        legrad.fit(model, guide, args=(Y,), key=jax.random.key(0), seconds=-1)
+
+
+# --- variances ----------------------------------------------------------------------------------------------
+
+
+def line(n):
+    numpyro.sample("x", dist.Normal(jnp.zeros(n), 1.0).to_event(1))
+
+
+def start(n):
+    mu = numpyro.param("mu", jnp.ones(n))
+    numpyro.sample("x", dist.Normal(mu, 0.5).to_event(1))
+
+
+def test_measured_variances_are_the_true_ones():
+    """f = −x²/2 + const: the reparameterized gradient of mu is −x, of variance 0.25; a mean of 4 has a quarter."""
+    bench = measure.Bench(line, start, (3,))
+    plans = {
+        "one": measure.Plan(legrad.Reparameterized(), 4000),
+        "four": measure.Plan(legrad.Reparameterized(), 4000, 4),
+        "local": measure.Plan(legrad.LocalExpectation(), 10),
+    }
+    found = bench.variances(plans, [{"mu": np.ones(3)}, {"mu": np.zeros(3)}], "x")
+    np.testing.assert_allclose(found["variance one mu"], 0.25, rtol=0.15)
+    np.testing.assert_allclose(found["variance four mu"], found["variance one mu"] / 4)
+    np.testing.assert_allclose(found["variance local mu"], 0.0, atol=1e-20)
+    np.testing.assert_allclose(found["mean local mu"], [[-1.0] * 3, [0.0] * 3], atol=1e-10)
+    seconds = bench.seconds({"one": (legrad.Reparameterized(), 3)}, {"mu": np.ones(3)}, "x")
+    assert seconds["one"] > 0
+
+
+def test_excess_sees_a_larger_variance():
+    rng = np.random.default_rng(0)
+    small, large = rng.normal(size=(200, 50)).var(0), rng.normal(size=(400, 50)).var(0)
+    assert measure.excess(small, large, (200, 400)) < 5
+    assert measure.excess(2.0 * small, large, (200, 400)) > 5
+
+
+def test_smooth_and_first_at():
+    run = {"elbo": np.arange(10.0), "seconds": np.arange(1.0, 11.0)}
+    np.testing.assert_allclose(draw.smooth(run["elbo"], 2), [0, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5])
+    assert draw.first_at(run, 4.0, width=1) == 5.0
+    assert draw.first_at(run, 40.0, width=1) == np.inf
