@@ -46,21 +46,10 @@ def tiny(monkeypatch, digits):
     monkeypatch.setattr(
         logistic, "QUICK", replace(logistic.QUICK, samples=50, steps=40, ldgrad_steps=30, kept=(0, 39), draws=20)
     )
-    monkeypatch.setattr(
-        sbn,
-        "QUICK",
-        replace(
-            sbn.QUICK,
-            digits_per_class=3,
-            batch=10,
-            seconds=0.1,
-            seeds=2,
-            early=1,
-            most_steps=9,
-            learning_rates=(1e-3, 1e-2),
-            trial_seconds=0.01,
-        ),
+    small = replace(
+        sbn.QUICK, digits_per_class=3, batch=10, seconds=0.1, seeds=1, early=1, most_steps=9, variance_draws=4
     )
+    monkeypatch.setattr(sbn, "QUICK", small)
     monkeypatch.setattr(datasets, "mnist", lambda data, embedded: digits)
 
 

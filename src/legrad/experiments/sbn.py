@@ -228,8 +228,8 @@ bound leaves out.
 
 Every method has the same net, start and optimizer, minibatches of the same size, the learning rate that served it
 best in a trial, and the same number of seconds on the same machine; how many steps it makes in them depends on what a
-step costs. LdGrad multiplies the score of an image's units by the whole of that image's f. DisARM and leave-one-out are
-younger than the paper: they are what one would use today."""
+step costs. LdGrad multiplies the score of an image's units by the whole of that image's f. DisARM and leave-one-out
+are younger than the paper: they are what one would use today."""
 DEEP = """With more than one hidden layer, a unit of a lower layer has children in q: its candidates are weighed by
 its Markov blanket, and the value of f cannot simply be measured from that of the pivot. Two pivots, each the other's
 baseline, take most of that noise away."""
