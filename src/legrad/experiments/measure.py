@@ -68,6 +68,36 @@ class Bench:
                     bar.update()
         return {name: np.stack(values) for name, values in found.items()}
 
+    def paired(self, pair: Mapping[str, ELBO], kept: Sequence[dict[str, Any]], draws: int, label: str) -> Arrays:
+        """As `variances`, for two estimators at the same pivots; and `excess PARAM`, for each coordinate.
+
+        Gradients may have heavy tails, which the two then share. `excess`: by how many standard errors of the mean
+        difference of squares the first one's variance is above the second's.
+        """
+        found: dict[str, list[np.ndarray]] = {}
+        with tqdm(total=2 * len(kept), desc=label, unit="point") as bar:
+            for i, at in enumerate(kept):
+                squares: dict[str, list[np.ndarray]] = {}
+                for name, estimator in pair.items():
+                    for param, values in self._draws(estimator, at, jax.random.key(i), draws).items():
+                        mean = values.mean(axis=0)
+                        found.setdefault(f"mean {name} {param}", []).append(mean)
+                        squares.setdefault(param, []).append((values - mean) ** 2)
+                        found.setdefault(f"variance {name} {param}", []).append(values.var(axis=0, ddof=1))
+                    bar.update()
+                for param, (first, second) in squares.items():
+                    difference = first - second
+                    error = difference.std(axis=0, ddof=1) / np.sqrt(draws)
+                    z = difference.mean(axis=0) / np.maximum(error, 1e-30)
+                    found.setdefault(f"excess {param}", []).append(z)
+        return {name: np.stack(values) for name, values in found.items()}
+
+    def _draws(self, estimator: ELBO, at: Any, key: jax.Array, number: int) -> dict[str, np.ndarray]:
+        """Gradients at the same keys for every estimator, which draw the same pivots from them."""
+        run = self.moments(estimator)
+        one = [run(at, jax.random.fold_in(key, i), 1).mean for i in range(number)]
+        return {param: np.stack([np.asarray(g[param], np.float64) for g in one]) for param in one[0]}
+
     def seconds(self, loops: Mapping[str, tuple[ELBO, int]], at: dict[str, Any], label: str) -> Arrays:
         """`NAME`: the median seconds of one gradient, the estimators taking turns.
 
@@ -83,12 +113,6 @@ class Bench:
             calls = {name: partial(call, self.moments(e), draws) for name, (e, draws) in loops.items()}
             times = interleaved_seconds(calls, _ROUNDS, least=0.0)
         return {name: np.asarray(seconds / loops[name][1]) for name, seconds in times.items()}
-
-
-def excess(small: np.ndarray, large: np.ndarray, draws: tuple[int, int]) -> float:
-    """By how many standard errors the first of two measured variances exceeds the second, where it does so most."""
-    error = np.sqrt(sum(2 / (n - 1) for n in draws))  # of the logarithm of a ratio, for near-Gaussian gradients
-    return float((np.log(np.maximum(small, 1e-30) / np.maximum(large, 1e-30)) / error).max())
 
 
 def points(trajectory: Arrays) -> list[dict[str, np.ndarray]]:
