@@ -10,11 +10,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_page_of_distributions_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("distributions_page", ROOT / "docs" / "distributions.py")
+@pytest.mark.parametrize("name", ["distributions", "paper"])
+def test_a_page_that_is_written_by_a_program_is_up_to_date(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_page", ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "distributions.md").read_text() == module.page(), "run python docs/distributions.py"
+    assert (ROOT / "docs" / f"{name}.md").read_text() == module.page(), f"run python docs/{name}.py"
 
 
 def test_the_example_of_explain_is_up_to_date(capsys):

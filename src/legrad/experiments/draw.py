@@ -92,25 +92,22 @@ def smooth(y: np.ndarray, width: int) -> np.ndarray:
     return (total[i] - total[start]) / (i - start)
 
 
-def bounds(runs: Mapping[str, Arrays], low: float, per: float = 1.0, ylabel: str = "lower bound") -> Figure:
-    """The bound by step and by wall time.
-
-    Args:
-        runs: trajectories by method.
-        low: the percentile of all values at which the picture ends below.
-        per: what the bound is divided by.
-        ylabel: of the left panel.
-    """
+def bounds(runs: Mapping[str, Arrays]) -> Figure:
+    """The bound by step and by wall time; the picture goes down to somewhat below the worst method's end."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     by_step, by_time = figure.subplots(1, 2, sharey=True)
-    values = np.concatenate([run["elbo"][np.isfinite(run["elbo"])] for run in runs.values()]) / per
+    ends, tops = [], []
     for name, run in runs.items():
-        y, steps = run["elbo"] / per, np.arange(1, len(run["elbo"]) + 1)
+        elbo, steps = run["elbo"], np.arange(1, len(run["elbo"]) + 1)
+        mean = smooth(elbo, max(1, len(elbo) // 50))
+        ends.append(mean[-1])
+        tops.append(np.percentile(elbo, 99.5))
         for axes, x in ((by_step, steps), (by_time, run["seconds"])):
-            axes.plot(x, y, color=COLOURS[estimator(name)], alpha=0.15, linewidth=0.5)
-            line(axes, x, smooth(y, max(1, len(y) // 50)), name, name)
-    floor, top = np.percentile(values, low), values.max()
-    by_step.set(xlabel="step", ylabel=ylabel, title="by step", ylim=(floor, top + 0.05 * (top - floor)))
+            axes.plot(x, elbo, color=COLOURS[estimator(name)], alpha=0.15, linewidth=0.5)
+            line(axes, x, mean, name, name)
+    floor, top = min(ends), max(tops)
+    by_step.set(xlabel="step", ylabel="lower bound", title="by step")
+    by_step.set_ylim(floor - 0.4 * (top - floor), top + 0.05 * (top - floor))
     by_time.set(xlabel="seconds", title="by wall time", xscale="log")
     by_step.legend(loc="lower right")
     return figure

@@ -152,7 +152,7 @@ def section(s: Settings, results: Results, command: str) -> Section:
             Picture("gaussian-covariance", covariances, partial(draw_covariance, s)),
             Picture("gaussian-window", WINDOW, partial(draw_windows, s, results)),
             Picture("gaussian-variance", FIXED, partial(draw.fixed, s, METHODS, at, scale)),
-            Picture("gaussian-bound", draw.BOUND, partial(draw.bounds, {n: results[n] for n in METHODS}, low=25.0)),
+            Picture("gaussian-bound", draw.BOUND, partial(draw.bounds, {n: results[n] for n in METHODS})),
         ],
         tables=[table(s, results, at, scale)],
         settings=draw.settings(s),
