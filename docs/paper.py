@@ -24,7 +24,7 @@ def page() -> str:
         "# The paper, reproduced",
         "",
         "What `make reproduce` (`legrad reproduce all` at full size) measured. The command writes the whole report,",
-        "with all figures and settings, as one page. Times are those of a shared machine with 2 cores: take the ratios.",
+        "with all figures and settings, as one page. Times are of a shared machine with 2 cores: take the ratios.",
         "",
         f"{holds} of {len(claims)} claims hold. {versions}; all stages took {results['seconds'] / 60:.0f} minutes.",
         "",
