@@ -31,6 +31,12 @@ few = np.where(rng.uniform(size=(N, P)) < 0.1, rng.normal(size=(N, P)), 0.0)
 # name: f, x, the structures that some primitives must keep, and how many times cheaper than brute force it must be.
 STRUCTURES = {
     "logistic": (lambda w: jnp.sum(jax.nn.softplus(X @ w)), w, {"dot_general": "lazy", "exp": "dense"}, 5),
+    "stack, unstack, tile": (
+        lambda w: sum(jnp.sum(jnp.tanh(p)) for p in jnp.unstack(jnp.stack([jnp.sin(w), jnp.tile(w, 2)[P:]]))),
+        w,
+        {"tanh": "sparse", "concatenate": "sparse"},
+        4,
+    ),
     "quadratic form": (lambda w: w @ A @ w, w, {"dot_general": ("lazy", "sparse")}, 10),
     "triangular solve": (
         lambda w: jnp.sum(jax.scipy.linalg.solve_triangular(L, w, lower=True) ** 2),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax._src import source_info_util
 from jax.extend import core as jex
 
@@ -27,8 +29,29 @@ _WRAPPERS = {
 }
 
 
+def _tile(x: jax.Array, reps: tuple[int, ...]) -> jax.Array:
+    shape = (1,) * (len(reps) - x.ndim) + x.shape
+    between = [n for pair in zip(reps, shape, strict=True) for n in pair]
+    wide = lax.broadcast_in_dim(lax.reshape(x, shape), between, range(1, 2 * len(shape), 2))
+    return lax.reshape(wide, [r * n for r, n in zip(reps, shape, strict=True)])
+
+
+# Primitives that say in one word what others say in a few: the rules need to know only the others.
+_SPELLED: dict[str, Callable[..., Any]] = {
+    "stack": lambda *parts, axis: lax.concatenate([lax.expand_dims(part, (axis,)) for part in parts], axis),
+    "unstack": lambda x, axis: [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])],
+    "tile": _tile,
+}
+
+
 def wrapped_program(eqn: Any) -> tuple[Any, list[Any]] | None:
     """The (jaxpr, consts) that an equation merely wraps, or None for an ordinary primitive."""
+    spelled = _SPELLED.get(eqn.primitive.name)
+    if spelled is not None:
+        given = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
+        program = jax.make_jaxpr(partial(spelled, **eqn.params))(*given)
+        eqns = [inner.replace(source_info=eqn.source_info) for inner in program.jaxpr.eqns]  # the user's line
+        return program.jaxpr.replace(eqns=eqns), list(program.consts)
     key = _WRAPPERS.get(eqn.primitive.name)
     if key is None:
         return None
