@@ -68,3 +68,23 @@ def test_a_guide_that_starts_at_zero_logits(estimator):
     )
     error = np.std(draws) / np.sqrt(len(draws))
     assert abs(np.mean(draws) - jax.grad(elbo)(0.0)) <= 5 * error + 1e-9
+
+
+def test_the_derivative_along_soft_data():
+    """Backwards too, and with infinite logits, where it counts as zero."""
+    logits, value = jnp.array([0.3, -2.0, jnp.inf, -jnp.inf]), jnp.array([0.2, 0.9, 1.0, 0.0])
+
+    def total(value):
+        return log_prob(dist.Bernoulli(logits=logits, validate_args=False), value).sum()
+
+    np.testing.assert_allclose(jax.grad(total)(value), [0.3, -2.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32, jnp.float64])
+def test_traced_data_at_any_logits(dtype):
+    """Inside jit it is not known whether data are 0 and 1: certain data have log-density 0, impossible ones -inf."""
+    logits = jnp.array([jnp.inf, jnp.inf, -jnp.inf, -jnp.inf, 50.0, -50.0], dtype)
+    value = jnp.array([1, 0, 1, 0, 1, 1], dtype)
+    found = jax.jit(lambda x, v: log_prob(dist.Bernoulli(logits=x), v))(logits, value)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(np.asarray(found, float), [0, -np.inf, -np.inf, 0, 0, -50], atol=1e-6)

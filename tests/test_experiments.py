@@ -77,6 +77,15 @@ def test_ldgrad_multiplies_the_whole_of_f():
         assert np.abs(possible - found).max(axis=(1, 2)).min() < 1e-10
 
 
+def test_ldgrad_refuses_what_would_be_biased():
+    def chain():
+        a = numpyro.sample("a", dist.Bernoulli(0.5))
+        numpyro.sample("b", dist.Bernoulli(0.2 + 0.5 * a))
+
+    with pytest.raises(ValueError, match="the sites a, b"):
+        LdGrad(1, "apart").loss(jax.random.key(0), {}, chain, chain)
+
+
 def test_ldgrad_refuses_other_words():
     with pytest.raises(ValueError, match="entropy='both'"):
         LdGrad(1, "both")
@@ -88,7 +97,7 @@ def test_ldgrad_refuses_other_words():
 def test_the_record_is_what_the_steps_saw():
     run = record.trajectory(
         model, guide, (Y,), legrad.LocalExpectation(), optax.sgd(0.1), steps=6, seed=0, pick=lambda g: g["V"][0, 1],
-        keep=(0, 2, 5), label="x",
+        keep=(0, 2, 5, 9), label="x",
     )  # fmt: skip
     plain = legrad.fit(
         model, guide, args=(Y,), key=jax.random.key(0), optimizer=optax.sgd(0.1), steps=6, progress=False
@@ -98,6 +107,8 @@ def test_the_record_is_what_the_steps_saw():
     np.testing.assert_allclose(run["kept V"][0], PARAMS["V"])
     # Between the last step that was kept and the end lies one step along the recorded gradient.
     np.testing.assert_allclose(run["kept V"][2][0, 1] - 0.1 * run["gradient"][5], run["final V"][0, 1])
+    assert run["kept steps"].tolist() == [0, 2, 5]  # the ninth was not reached
+    assert [set(point) for point in measure.points(run)] == [{"V", "W"}] * 3
     assert run["seconds"].shape == (6,)
     assert (np.diff(run["seconds"]) >= 0).all()
 
@@ -119,8 +130,30 @@ def test_a_fit_stops_when_its_time_is_over():
     assert 1 <= result.steps < 10**7
     assert len(result.elbo) == result.steps == result.clock[-1, 0]
     assert np.isfinite(result.elbo).all()
-    with pytest.raises(ValueError, match="seconds=-1"):
-        legrad.fit(model, guide, args=(Y,), key=jax.random.key(0), seconds=-1)
+    for wrong in (-1, "3"):
+        with pytest.raises(ValueError, match=f"seconds={wrong!r}"):
+            legrad.fit(model, guide, args=(Y,), key=jax.random.key(0), seconds=wrong)
+
+
+def test_a_step_longer_than_the_time_is_made_once_more():
+    """The first step compiles; after one more the time is over."""
+    took = iter([5.0, 3.0, 3.0])
+    clock = [0.0]
+
+    def advance(state, start, number):
+        assert number == 1
+        clock[0] += next(took)
+        return state
+
+    import legrad.fitting.loop as loop
+
+    original = loop.time.perf_counter
+    loop.time.perf_counter = lambda: clock[0]
+    try:
+        _, found = loop._drive(advance, (0, 0, np.zeros(9)), 9, 1.0, False)
+    finally:
+        loop.time.perf_counter = original
+    assert found.tolist() == [[0, 0], [1, 5], [2, 8]]
 
 
 # --- variances ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -44,7 +45,7 @@ def tiny(monkeypatch, digits):
                 kept=(0, 59), draws=50),
     )  # fmt: skip
     monkeypatch.setattr(
-        logistic, "QUICK", replace(logistic.QUICK, samples=50, steps=40, ldgrad_steps=30, kept=(0, 39), draws=20)
+        logistic, "QUICK", replace(logistic.QUICK, samples=50, steps=40, ldgrad_steps=30, kept=(0, 20, 39), draws=20)
     )
     small = replace(
         sbn.QUICK, digits_per_class=3, batch=10, seconds=0.1, seeds=1, early=1, most_steps=9, variance_draws=4
@@ -95,6 +96,19 @@ def test_the_check_of_the_closed_form_can_fail(monkeypatch):
     assert sbn.closed_form(Y, 5)["error"] > 1e-3
 
 
+def test_the_bound_without_noise_is_the_mean_of_the_noisy_one(digits):
+    s = replace(logistic.QUICK, prior_scale=0.7)
+    args = logistic.inputs(s, digits)
+    rng = np.random.default_rng(0)
+    at = {"mu": 0.1 * rng.normal(size=785), "l": np.log(0.2) + 0.1 * rng.normal(size=785)}
+    params = {"mu": at["mu"], "l": np.exp(at["l"])}
+    loss = sbn.legrad.Reparameterized(2000).loss
+    noisy = [-float(loss(jax.random.key(i), params, logistic.model, logistic.guide, *args)) for i in range(4)]
+    exact = logistic.exact_bound(args, at)
+    assert abs(np.mean(noisy) - exact) < 5 * np.std(noisy, ddof=1) / 2
+    assert np.std(noisy) < 0.01 * abs(exact)
+
+
 def test_quadrature_degrees_are_right_and_can_be_wrong(monkeypatch):
     found = method.degrees(method.QUICK)
     np.testing.assert_array_equal(found["degree"], 2 * found["K"] - 1)
@@ -135,9 +149,9 @@ def keeper(folder, lines=None, fresh=False):
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     calls, lines = [], []
     with pytest.raises(KeyboardInterrupt):
-        keeper(tmp_path).run("e", counting(calls, fail_at="second"), Size(), "none")
+        keeper(tmp_path).run("e", counting(calls, fail_at="second"), Size(), ())
     again = keeper(tmp_path, lines)
-    results = again.run("e", counting(calls), Size(), "none")
+    results = again.run("e", counting(calls), Size(), ())
     assert calls == ["first", "second", "second", "third"]
     assert lines == ["[1/3] e: first: kept from an earlier run"]
     np.testing.assert_array_equal(results["third"]["x"], [2.0, 3.0, 4.0])
@@ -146,36 +160,48 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
 
 def test_other_settings_data_or_fresh_run_again(tmp_path):
     calls, lines = [], []
-    keeper(tmp_path).run("e", counting(calls), Size(), "none")
-    keeper(tmp_path, lines).run("e", counting(calls), Size(4), "none")
+    keeper(tmp_path).run("e", counting(calls), Size(), ())
+    keeper(tmp_path).run("e", counting(calls), Size(4), ())
     assert len(calls) == 6
-    assert "other settings" in lines[0]
-    keeper(tmp_path).run("e", counting(calls), Size(4), "other data")
-    keeper(tmp_path, fresh=True).run("e", counting(calls), Size(4), "other data")
+    keeper(tmp_path).run("e", counting(calls), Size(4), np.ones(2))
+    keeper(tmp_path, fresh=True).run("e", counting(calls), Size(4), np.ones(2))
     assert len(calls) == 12
+    keeper(tmp_path, lines).run("e", counting(calls), Size(), ())  # what was there first is still there
+    assert len(calls) == 12
+    assert all("kept from an earlier run" in line for line in lines)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"not an archive"])
 def test_a_damaged_stage_runs_again(tmp_path, content):
     calls, lines = [], []
-    keeper(tmp_path).run("e", counting(calls), Size(), "none")
-    path = tmp_path / "e-second.npz"
+    keeper(tmp_path).run("e", counting(calls), Size(), ())
+    (path,) = tmp_path.glob("e-second-*.npz")
     path.write_bytes(content or path.read_bytes()[:-30])
-    keeper(tmp_path, lines).run("e", counting(calls), Size(), "none")
-    assert calls[3:] == ["second"]
-    assert any("e-second.npz cannot be read" in line for line in lines)
+    keeper(tmp_path, lines).run("e", counting(calls), Size(), ())
+    assert calls[3:] == ["second", "third"]  # what depends on it runs again too
+    assert any(f"{path.name} cannot be read" in line for line in lines)
+
+
+def test_a_file_in_the_place_of_another_is_not_taken(tmp_path):
+    calls, lines = [], []
+    keeper(tmp_path).run("e", counting(calls), Size(), ())
+    (first,), (second,) = tmp_path.glob("e-first-*.npz"), tmp_path.glob("e-second-*.npz")
+    first.write_bytes(second.read_bytes())
+    keeper(tmp_path, lines).run("e", counting(calls), Size(), ())
+    assert calls[3:] == ["first", "second", "third"]
+    assert "is not what it was made as" in lines[0]
 
 
 def test_a_full_disk_names_the_file_and_keeps_the_rest(tmp_path, monkeypatch):
-    keeper(tmp_path).run("e", {"first": counting([])["first"]}, Size(), "none")
+    keeper(tmp_path).run("e", {"first": counting([])["first"]}, Size(), ())
 
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(stages.np, "savez", full)
-    with pytest.raises(StageError, match=r"e-second.npz.*No space left.*another --out"):
-        keeper(tmp_path).run("e", counting([]), Size(), "none")
-    assert [path.name for path in tmp_path.iterdir()] == ["e-first.npz"]
+    with pytest.raises(StageError, match=r"e-second-.*npz.*No space left.*another --out"):
+        keeper(tmp_path).run("e", counting([]), Size(), ())
+    assert [path.name.rsplit("-", 1)[0] for path in tmp_path.iterdir()] == ["e-first"]
 
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -186,6 +212,8 @@ def test_bad_input_is_told_in_one_line(tmp_path, capsys):
     assert "nowhere" in capsys.readouterr().err
     assert cli.main(["reproduce", "logistic", "--digits", "3", "3", "--out", str(tmp_path)]) == 1
     assert "two different digits" in capsys.readouterr().err
+    assert cli.main(["reproduce", "gaussian", "--layers", "20", "--out", str(tmp_path)]) == 1
+    assert "--layers says nothing to the experiment 'gaussian'" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert cli.main(["reproduce", "gaussian", "--out", str(tmp_path / "file")]) == 1
     assert str(tmp_path / "file") in capsys.readouterr().err

@@ -79,13 +79,17 @@ def _reproduce(given: argparse.Namespace) -> int:
         return _fail(f"{error}: the experiments need more packages: pip install 'legrad[experiments]'")
     if given.digits and given.digits[0] == given.digits[1]:
         return _fail(f"--digits {given.digits[0]} {given.digits[1]}: give two different digits")
+    for flag, needed in (("data", ("logistic", "sbn")), ("digits", ("logistic",)), ("layers", ("sbn",))):
+        if getattr(given, flag) is not None and given.experiment not in ("all", *needed):
+            return _fail(f"--{flag} says nothing to the experiment {given.experiment!r}: leave it out")
     choice = Choice(quick=given.quick, data=given.data)
     choice = choice.change(digits=given.digits, layers=given.layers)
     begun = time.perf_counter()
     try:
         path = reproduce(given.experiment, given.out, choice, fresh=given.fresh, say=_say)
     except KeyboardInterrupt:
-        _say(f"\ninterrupted: finished stages are kept in {given.out}; the same command goes on from there")
+        again = "the same command without --fresh" if given.fresh else "the same command"
+        _say(f"\ninterrupted: finished stages are kept in {given.out}; {again} goes on from there")
         return 130
     except (DataError, StageError, OSError, ImportError) as error:
         return _fail(str(error))

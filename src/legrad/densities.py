@@ -49,7 +49,7 @@ def _bernoulli(logits: Array, value: Array) -> Array:
 @_bernoulli.defjvp
 def _bernoulli_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (logits, value), (dlogits, dvalue) = primals, tangents
-    along_value = jnp.where(dvalue == 0, 0.0, logits * dvalue)
+    along_value = jnp.where(jnp.isfinite(logits), logits, 0.0) * dvalue  # linear in dvalue, and 0 · ∞ = 0
     return _bernoulli(logits, value), (value - jax.nn.sigmoid(logits)) * dlogits + along_value
 
 

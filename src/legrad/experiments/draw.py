@@ -11,11 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from legrad.experiments.record import window_variance
+from legrad.experiments.section import Table
 from legrad.experiments.stages import Arrays
 from legrad.experiments.style import COLOURS, LINES
 
-BOUND = """The stochastic value of the lower bound (one sample a step; smoothed lines over the raw values), by step as
-in the paper, and by wall time, which the paper does not show. Compiling is left out."""
+BOUND = """The stochastic value of the lower bound (over the samples that a step takes anyway; smoothed lines over the
+raw values), by step as in the paper, and by wall time, which the paper does not show. Compiling is left out."""
+EFFICIENT = "1/(variance × seconds): how much a method's gradient is worth per second, at the end of LeGrad's fit."
 EFFICIENCY = ("estimator", "variance, mu", "variance, log l", "seconds", "1/(variance of mu × seconds)")
 EFFICIENCY_NOTE = """Variances are means over coordinates at the same parameters for all. Seconds are medians of
 rounds in which the estimators take turns, each inside one compiled loop as in a fit. The variance of S independent
@@ -113,6 +115,18 @@ def bounds(runs: Mapping[str, Arrays]) -> Figure:
     return figure
 
 
+def efficiencies(table: Table) -> Figure:
+    """The last column of a table of efficiencies, as bars."""
+    rows = [(row[0], float(row[-1])) for row in table.rows if row[-1] != "no noise"][::-1]
+    figure = Figure(figsize=(7, 0.7 + 0.38 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh([n for n, _ in rows], [v for _, v in rows], color=[COLOURS[estimator(n)] for n, _ in rows])
+    axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
+    axes.set(xscale="log", xlabel=table.header[-1])
+    axes.margins(x=0.12)
+    return figure
+
+
 def drift(gradient: np.ndarray, true: np.ndarray, kept: Sequence[int]) -> np.ndarray:
     """The paper's window over the true variance, at each kept step: mean of ten windows from there on."""
     windows = window_variance(gradient)
@@ -139,6 +153,12 @@ def efficiency_row(name: str, mu: float, log_l: float, seconds: float) -> tuple[
 def efficiency(variance: float, seconds: float) -> str:
     """1/(variance × seconds), in words where there is no variance."""
     return f"{1 / (variance * seconds):.3g}" if variance > 1e-12 else "no noise"
+
+
+def first_step(elbo: np.ndarray, target: float, width: int = 10) -> int:
+    """The first step after which the smoothed bound is at the target; one more than there are if it never is."""
+    there = smooth(elbo, width) >= target
+    return int(np.argmax(there)) + 1 if there.any() else len(elbo) + 1
 
 
 def first_at(run: Arrays, target: float, width: int = 20) -> float:

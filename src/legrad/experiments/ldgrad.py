@@ -52,6 +52,12 @@ class LdGrad(ELBO):
         of_plates, of_sites = jax.random.split(rng_key)
         with handlers.trace() as trace, handlers.seed(rng_seed=of_plates), handlers.substitute(data=dict(param_map)):
             guide(*args, **kwargs)
+        latents = [name for name, site in trace.items() if site["type"] == "sample"]
+        if self.entropy == "apart" and len(latents) > 1:
+            raise ValueError(
+                f"the guide has the sites {', '.join(latents)}: with entropy='apart' it may have one, because the "
+                "entropy of a site given another one is not the whole of its gradient; use entropy='inside'"
+            )
         batch = {name: site["value"] for name, site in trace.items() if site["type"] == "plate"}
         model, guide = (handlers.substitute(program, data=batch) for program in (model, guide))
 

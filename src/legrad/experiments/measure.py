@@ -118,4 +118,5 @@ class Bench:
 def points(trajectory: Arrays) -> list[dict[str, np.ndarray]]:
     """The parameters that a trajectory kept, one dictionary a point."""
     kept = {name.removeprefix("kept "): value for name, value in trajectory.items() if name.startswith("kept ")}
+    kept.pop("steps", None)
     return [{name: value[i] for name, value in kept.items()} for i in range(len(next(iter(kept.values()))))]

@@ -29,7 +29,7 @@ class Record(NamedTuple):
 
 def record(steps: int, pick: Callable[[Any], jax.Array], keep: Sequence[int]) -> optax.GradientTransformation:
     """An optimizer that changes nothing and remembers `pick(gradient)` of each step, and parameters at `keep`."""
-    at = jnp.asarray(keep)
+    at = jnp.asarray(keep, int)
 
     def init(params: Any) -> Record:
         kept = jax.tree.map(lambda p: jnp.zeros((len(keep), *jnp.shape(p)), p.dtype), params)
@@ -80,7 +80,9 @@ def trajectory(
         "seconds": seconds_of_steps(result.clock),
     }
     found |= {f"final {name}": np.asarray(value) for name, value in result.params.items()}
-    return found | {f"kept {name}": np.asarray(value) for name, value in kept.kept.items()}
+    reached = [row for row, step in enumerate(keep) if step < result.steps]
+    found["kept steps"] = np.asarray([keep[row] for row in reached])
+    return found | {f"kept {name}": np.asarray(value)[reached] for name, value in kept.kept.items()}
 
 
 def seconds_of_steps(clock: np.ndarray) -> np.ndarray:

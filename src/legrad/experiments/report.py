@@ -142,12 +142,22 @@ def _page(out: Path, sections: Sequence[Section], results: Mapping[str, Any]) ->
 
 
 def summary(claims: Sequence[Claim]) -> str:
-    """How many claims hold, as a sentence without its full stop."""
-    count = Counter(c.holds for c in claims)
-    hold, fail, unknown = count[True], count[False], count[None]
+    """How many claims hold, as a sentence without its full stop; what the paper does not say is counted apart."""
     if not claims:
         return "No claims were checked"
-    parts = [f"{hold} of {len(claims)} claim{'s' * (len(claims) != 1)} hold{'s' * (hold == 1)}"]
+    ours, theirs = ([c for c in claims if c.ours is which] for which in (True, False))
+    if ours and theirs:
+        return f"{_counted(theirs, 'claim of the paper', 'claims of the paper')}. {_counted(ours, *_OURS)}"
+    return _counted(ours, *_OURS) if ours else _counted(theirs, "claim", "claims")
+
+
+_OURS = ("statement of ours", "statements of ours")
+
+
+def _counted(claims: Sequence[Claim], one: str, many: str) -> str:
+    count = Counter(c.holds for c in claims)
+    hold, fail, unknown = count[True], count[False], count[None]
+    parts = [f"{hold} of {len(claims)} {one if len(claims) == 1 else many} hold{'s' * (hold == 1)}"]
     if fail:
         parts.append(f"{fail} {'does' if fail == 1 else 'do'} not")
     if unknown:

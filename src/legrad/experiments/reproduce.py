@@ -21,7 +21,7 @@ class Job:
     name: str
     settings: Any
     stages: dict[str, Stage]
-    source: str
+    data: Any
     section: Callable[[Results], Section]
 
 
@@ -61,7 +61,7 @@ def reproduce(
         say(f"data: {digits.source}")
         jobs += [make(choice, digits) for name, make in (("logistic", _logistic), ("sbn", _sbn)) if name in names]
     stages = Stages(out / "stages", sum(len(job.stages) for job in jobs), fresh, say)
-    sections = [job.section(stages.run(job.name, job.stages, job.settings, job.source)) for job in jobs]
+    sections = [job.section(stages.run(job.name, job.stages, job.settings, job.data)) for job in jobs]
     command = _command(which, choice, digits=which in ("all", "logistic"), layers=which in ("all", "sbn"))
     return report.write(out, sections, command=command, quick=choice.quick, seconds=stages.seconds)
 
@@ -70,6 +70,7 @@ def _command(name: str, choice: Choice, *, digits: bool = False, layers: bool = 
     """The command that runs it again."""
     words = ["legrad", "reproduce", name]
     words += ["--quick"] if choice.quick else []
+    words += ["--data", "DIR"] if choice.data is not None and name != "gaussian" else []
     words += ["--digits", *map(str, choice.digits)] if digits and choice.digits != Choice.digits else []
     words += ["--layers", *map(str, choice.layers)] if layers and choice.layers != Choice.layers else []
     return " ".join(words)
@@ -78,13 +79,13 @@ def _command(name: str, choice: Choice, *, digits: bool = False, layers: bool = 
 def _method(choice: Choice, which: str) -> Job:
     s = method.QUICK if choice.quick else method.Settings()
     command = _command("gaussian" if which == "all" else which, choice)
-    return Job("method", s, method.stages(s), method.DATA, lambda found: method.section(s, found, command))
+    return Job("method", s, method.stages(s), (), lambda found: method.section(s, found, command))
 
 
 def _gaussian(choice: Choice) -> Job:
     s = gaussian.QUICK if choice.quick else gaussian.Settings()
     command = _command("gaussian", choice)
-    return Job("gaussian", s, gaussian.stages(s), gaussian.DATA, lambda found: gaussian.section(s, found, command))
+    return Job("gaussian", s, gaussian.stages(s), (), lambda found: gaussian.section(s, found, command))
 
 
 def _logistic(choice: Choice, digits: datasets.Digits) -> Job:
@@ -93,7 +94,7 @@ def _logistic(choice: Choice, digits: datasets.Digits) -> Job:
     command = _command("logistic", choice, digits=True)
     source = digits.source
     run = logistic.stages(s, args)
-    return Job("logistic", s, run, source, lambda found: logistic.section(s, found, source, args, command))
+    return Job("logistic", s, run, args[:2], lambda found: logistic.section(s, found, source, args, command))
 
 
 def _sbn(choice: Choice, digits: datasets.Digits) -> Job:
@@ -102,4 +103,4 @@ def _sbn(choice: Choice, digits: datasets.Digits) -> Job:
     Y = sbn.inputs(s, digits)
     command = _command("sbn", choice, layers=True)
     source = digits.source
-    return Job("sbn", s, sbn.stages(s, Y), source, lambda found: sbn.section(s, found, Y, source, command))
+    return Job("sbn", s, sbn.stages(s, Y), Y, lambda found: sbn.section(s, found, Y, source, command))

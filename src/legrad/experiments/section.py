@@ -23,6 +23,8 @@ class Claim:
         measured: what this run found, as a sentence with numbers.
         holds: the verdict; None if this size of run does not measure it. A NumPy or JAX boolean will do.
         command: the command that measures it again.
+        criterion: when it counts as holding, where that is a choice; it is added to `measured`.
+        ours: whether it is a question of ours, which the paper does not raise; `claim` then says so.
     """
 
     id: str
@@ -30,8 +32,14 @@ class Claim:
     measured: str
     holds: bool | None
     command: str
+    criterion: str = ""
+    ours: bool = False
 
     def __post_init__(self) -> None:
+        if self.criterion:
+            object.__setattr__(self, "measured", f"{self.measured}. (Counts as holding if {self.criterion}.)")
+        if self.ours:
+            object.__setattr__(self, "claim", f"Not in the paper: {self.claim}")
         for name in ("claim", "measured"):  # written over several lines of code, read as one
             object.__setattr__(self, name, " ".join(getattr(self, name).split()))
         if self.holds is None:

@@ -1,7 +1,8 @@
 """Long work in stages that are kept: an interrupted run goes on where it was.
 
 A stage is a function of the stages before it that gives arrays. They are written to a file of arrays (never code) as
-soon as they are there, with the settings that made them; a file made by other settings is made anew.
+soon as they are there, with a mark of the settings, data and versions that made them. Other settings have other
+files; a stage that runs again lets all stages after it run again.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 import legrad
@@ -47,16 +50,19 @@ class Stages:
         self.folder, self.total, self.fresh, self.say, self.count = folder, total, fresh, say, 0
         self.seconds = 0.0  # of all stages, those of earlier runs included
 
-    def run(self, experiment: str, stages: Mapping[str, Stage], settings: Any, source: str) -> Results:
-        """Run the stages of one experiment in order, but for those that are kept."""
-        made_by = {"settings": asdict(settings), "data": source, "legrad": legrad.__version__}
+    def run(self, experiment: str, stages: Mapping[str, Stage], settings: Any, data: Any) -> Results:
+        """Run the stages of one experiment in order, but for those that are kept; `data` are the arrays it reads."""
+        made_by = {"settings": asdict(settings), "data": _digest(data), "versions": _versions()}
         results: Results = {}
+        still = not self.fresh
         for name, stage in stages.items():
             self.count += 1
             label = f"[{self.count}/{self.total}] {experiment}: {name}"
             mark = hashlib.sha256(json.dumps([name, made_by], sort_keys=True).encode()).hexdigest()
-            path = self.folder / f"{experiment}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.npz"
-            kept = None if self.fresh else self._kept(path, mark)
+            words = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+            path = self.folder / f"{experiment}-{words}-{mark[:8]}.npz"
+            kept = self._kept(path, mark) if still else None
+            still = kept is not None
             if kept is not None:
                 self.say(f"{label}: kept from an earlier run")
             else:
@@ -79,9 +85,23 @@ class Stages:
             self.say(f"{path.name} cannot be read ({error}): that stage runs again")
             return None
         if _TOOK not in arrays or str(arrays.pop(_MARK, "")) != mark:
-            self.say(f"{path.name} was made with other settings, data or version: that stage runs again")
+            self.say(f"{path.name} is not what it was made as: that stage runs again")
             return None
         return arrays
+
+
+def _digest(data: Any) -> str:
+    """A mark of the numbers in some arrays."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(data):
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("jax", "jaxlib", "numpyro", "optax")} | {
+        "legrad": legrad.__version__
+    }
 
 
 def _write(path: Path, mark: str, arrays: Arrays) -> None:

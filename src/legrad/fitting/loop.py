@@ -46,7 +46,7 @@ def fit(
     Args:
         model: a NumPyro model, or `legrad.log_density(f)`.
         guide: a NumPyro guide, such as `legrad.MeanField(model)`.
-        key: the random key; the same key gives the same fit.
+        key: the random key; the same key gives the same fit (with `seconds`, of as many steps as there was time for).
         args: arguments of model and guide; arrays among them are data.
         kwargs: keyword arguments of model and guide.
         estimator: any of legrad's, or any NumPyro ELBO; `LocalExpectation()` if None.
@@ -119,20 +119,20 @@ def _drive(
     clock = [(0.0, 0.0)]
     hide = not (sys.stderr.isatty() if progress is None else progress)
     label = progress if isinstance(progress, str) else None
-    with tqdm(total=steps if math.isinf(seconds) else None, disable=hide, unit="step", desc=label) as bar:
+    timed = not math.isinf(seconds)
+    form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}" if timed else None
+    with tqdm(total=seconds if timed else steps, disable=hide, unit="step", desc=label, bar_format=form) as bar:
         while done < steps and chunk:
             begun = time.perf_counter()
             state = jax.block_until_ready(advance(state, done, chunk))
             took = time.perf_counter() - begun
             done += chunk
             clock.append((done, clock[-1][1] + took))
-            left = seconds - (clock[-1][1] - clock[1][1])  # the first chunk's time is that of compiling
+            ran = clock[-1][1] - clock[1][1]  # the first chunk's time is that of compiling
             if not hide:
-                remaining = "" if math.isinf(seconds) else f", {max(left, 0.0):.0f} s left"
-                bar.set_postfix_str(f"ELBO {_recent(state[2], done):.4g}{remaining}")
-                bar.update(chunk)
-            chunk = _next_chunk(chunk, done, took, left)
-            chunk = min(chunk, steps - done)
+                bar.set_postfix_str(f"{f'step {done:,}, ' if timed else ''}ELBO {_recent(state[2], done):.4g}")
+                bar.update(min(ran, seconds) - bar.n if timed else chunk)
+            chunk = min(_next_chunk(chunk, done, took, seconds - ran), steps - done)
     return state, np.asarray(clock)
 
 
@@ -141,7 +141,7 @@ def _next_chunk(chunk: int, done: int, took: float, left: float) -> int:
     if left <= 0:
         return 0
     if done == 1:
-        return 2
+        return 2 if math.isinf(left) else 1  # how long a step takes is not known yet
     each = max(took / chunk, 1e-9)
     if took < _CHUNK_SECONDS:
         chunk = min(4 * chunk, max(1, int(_CHUNK_SECONDS / each)))
@@ -155,7 +155,7 @@ def _recent(history: jax.Array, done: int) -> float:
 def _check(estimator: Any, optimizer: Any, steps: Any, seconds: Any, args: Any) -> None:
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"steps={steps!r}: a fit needs a whole number of at least 1")
-    if seconds is not None and not seconds > 0:
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
         raise ValueError(f"seconds={seconds!r}: give a positive number, or None for no limit")
     if not isinstance(estimator, ELBO):
         raise TypeError(f"estimator={estimator!r} is no estimator: pass an object such as legrad.LocalExpectation()")
