@@ -113,6 +113,15 @@ def test_the_record_is_what_the_steps_saw():
     assert (np.diff(run["seconds"]) >= 0).all()
 
 
+def test_a_record_need_not_keep_parameters():
+    run = record.trajectory(
+        model, guide, (Y,), legrad.DisARM(), optax.sgd(0.1), steps=2, seed=0, pick=lambda g: g["V"][0, 1], keep=(),
+        label="x",
+    )  # fmt: skip
+    assert run["gradient"].shape == (2,)
+    assert run["kept V"].shape == (0, 3, 2)
+
+
 def test_window_variance():
     x = np.random.default_rng(0).normal(size=30)
     found = record.window_variance(x)

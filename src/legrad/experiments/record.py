@@ -37,8 +37,10 @@ def record(steps: int, pick: Callable[[Any], jax.Array], keep: Sequence[int]) ->
 
     def update(gradient: Any, state: Record, params: Any = None) -> tuple[Any, Record]:
         i = state.step
-        row = jnp.where(jnp.isin(i, at), jnp.searchsorted(at, i), len(keep))  # past the end: dropped
-        kept = jax.tree.map(lambda k, p: k.at[row].set(p, mode="drop"), state.kept, params)
+        kept = state.kept
+        if keep:
+            row = jnp.where(jnp.isin(i, at), jnp.searchsorted(at, i), len(keep))  # past the end: dropped
+            kept = jax.tree.map(lambda k, p: k.at[row].set(p, mode="drop"), kept, params)
         return gradient, Record(i + 1, state.gradient.at[i].set(pick(gradient)), kept)
 
     return optax.GradientTransformation(init, update)
