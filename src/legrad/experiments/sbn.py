@@ -152,8 +152,8 @@ def stages(s: Settings, Y: np.ndarray) -> dict[str, Stage]:
     def variances(results: Results, label: str) -> Arrays:
         plans = {name: Plan(method, s.variance_draws) for name, method in methods.items()}
         first = results["LeGrad, seed 0"]
-        end = {name.removeprefix("kept "): first[name.replace("kept", "final")] for name in first if "kept" in name}
-        found = Bench(model, guide, args).variances(plans, [*points(first), end], label)
+        # None of the parameters is constrained, so those at the end are of the same kind as those that were kept.
+        found = Bench(model, guide, args).variances(plans, [*points(first), _final(first)], label)
         # Means over the weights of the recognition model: the whole arrays are large and say no more.
         return {
             f"{name} {depth + 1}": found[f"variance {name} V{depth + 1}"].mean(axis=(1, 2))
