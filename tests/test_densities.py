@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import legrad
-from legrad.densities import FORMS, log_prob
+from legrad.densities import FORMS, bernoulli_entropy, log_prob
 
 MAKE = {
     dist.BernoulliLogits: (lambda x: dist.Bernoulli(logits=x), [0, 1]),
@@ -88,3 +88,14 @@ def test_traced_data_at_any_logits(dtype):
     found = jax.jit(lambda x, v: log_prob(dist.Bernoulli(logits=x), v))(logits, value)
     assert found.dtype == dtype
     np.testing.assert_allclose(np.asarray(found, float), [0, -np.inf, -np.inf, 0, 0, -50], atol=1e-6)
+
+
+def test_entropy_of_a_bernoulli():
+    x = jnp.array([0.0, 0.3, -4.0, 60.0, -800.0, jnp.inf, -jnp.inf])
+    p, q = jax.nn.sigmoid(x), jax.nn.sigmoid(-x)
+    direct = -jax.scipy.special.xlogy(p, p) - jax.scipy.special.xlogy(q, q)
+    np.testing.assert_allclose(bernoulli_entropy(x), direct, atol=1e-12)
+    slope = jax.grad(lambda x: bernoulli_entropy(x).sum())(x)
+    np.testing.assert_allclose(slope, -jnp.where(jnp.isfinite(x), x, 0) * p * q, atol=1e-12)
+    numeric = (bernoulli_entropy(x[:4] + 1e-6) - bernoulli_entropy(x[:4] - 1e-6)) / 2e-6
+    np.testing.assert_allclose(slope[:4], numeric, atol=1e-8)

@@ -53,6 +53,21 @@ def _bernoulli_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) 
     return _bernoulli(logits, value), (value - jax.nn.sigmoid(logits)) * dlogits + along_value
 
 
+@jax.custom_jvp
+def bernoulli_entropy(logits: Array) -> Array:
+    """The entropy of a Bernoulli, with one exponential: log1p(e) + |x| e/(1 + e), e = exp(−|x|)."""
+    size = jnp.minimum(jnp.abs(logits), float(jnp.finfo(logits.dtype).max))  # ∞ · 0 = 0
+    e = jnp.exp(-size)
+    return jnp.log1p(e) + size * e / (1 + e)
+
+
+@bernoulli_entropy.defjvp
+def _bernoulli_entropy_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (x,), (dx,) = primals, tangents
+    p = jax.nn.sigmoid(x)
+    return bernoulli_entropy(x), -jnp.where(jnp.isfinite(x), x, 0.0) * p * (1 - p) * dx
+
+
 def _bernoulli_logits(d: Any, value: Array) -> Array:
     dtype = jnp.result_type(d.logits, float)
     if not jnp.issubdtype(jnp.result_type(value), jnp.floating) or _is_hard(value):

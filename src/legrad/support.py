@@ -21,7 +21,7 @@ from jax.scipy.special import betainc, gammainc, gammaincc, xlog1py
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions import transforms as tr
 
-from legrad.densities import log_prob
+from legrad.densities import bernoulli_entropy, log_prob
 from legrad.quadrature import DEFAULT_NODES, MOVING_END, QUADRATURE, REFUSED, Nodes, Rule, floats
 
 __all__ = [
@@ -326,7 +326,9 @@ def _candidates(base: Any, nodes: int, window: int) -> tuple[Array, Array, str]:
 def entropy(base: Distribution) -> Array | None:
     """The entropy of every element, differentiable, where it has a formula or a finite sum; else None."""
     shape, base = base.batch_shape, _bare(base)
-    if is_finite(base):
+    if isinstance(base, dist.BernoulliLogits):
+        total = bernoulli_entropy(jnp.asarray(base.logits, jnp.result_type(base.logits, float)))
+    elif is_finite(base):
         values, inside = _enumerate(base)
         present = inside & (_pmf(base, values) > 0)
         log_p = jnp.where(present, log_prob(base, values), 0)
