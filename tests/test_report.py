@@ -279,3 +279,16 @@ def test_colours_are_legible(palette):
         words = (palette.ink, palette.muted, palette.link, palette.good, palette.bad)
         assert all(contrast(colour, paper) >= 4.5 for colour in words)
     assert set(style.LINES) == set(style.COLOURS)
+
+
+def test_what_the_paper_does_not_say_is_counted_apart():
+    def claim(name, holds, **more):
+        return Claim(name, "it is so", "it was 3", holds, "legrad", **more)
+
+    claims = [claim("a", True), claim("b", False, criterion="it is 4"), claim("c", False, ours=True)]
+    assert claims[1].measured == "it was 3. (Counts as holding if it is 4.)"
+    assert claims[2].claim == "Not in the paper: it is so"
+    assert (
+        report.summary(claims)
+        == "1 of 2 claims of the paper holds; 1 does not. 0 of 1 statement of ours hold; 1 does not"
+    )

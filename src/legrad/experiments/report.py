@@ -30,6 +30,7 @@ from legrad.experiments.style import DARK, LIGHT, Palette, rc
 
 _PACKAGES = ("jax", "jaxlib", "numpyro", "optax", "numpy", "matplotlib", "scikit-learn", "mlxtend", "jinja2")
 _DPI = 144  # sharp on screens of one and a half pixels a point, at half the time and size of more
+_CLAIM = ("id", "claim", "measured", "holds", "command")  # the words hold what the other fields say
 _NEXT_STEP = {
     errno.ENOSPC: "free some space, or give a directory on another disk with --out",
     errno.EDQUOT: "free some space, or give a directory on another disk with --out",
@@ -91,7 +92,7 @@ def write(out: Path, sections: list[Section], *, command: str, quick: bool, seco
     _require_different("picture", [p.name.lower() for s in sections for p in s.pictures])
     prepare(out)
     results = {
-        "claims": [dataclasses.asdict(c) for s in sections for c in s.claims],
+        "claims": [{key: getattr(c, key) for key in _CLAIM} for s in sections for c in s.claims],
         "settings": {s.name: plain(s.settings) for s in sections},
         "data": {s.name: s.data for s in sections},
         "tables": [{"section": s.name, **plain(t)} for s in sections for t in s.tables],
