@@ -51,7 +51,7 @@ class Settings:
     ldgrad_draws: int = 8  # of all the samples each: a mean square over 31,400 samples
 
 
-QUICK = Settings(steps=300, ldgrad_steps=40, kept=(0, 39, 299), draws=100, ldgrad_draws=2)
+QUICK = Settings(steps=300, ldgrad_steps=25, kept=(0, 24, 299), draws=40, ldgrad_draws=1)
 
 
 def model(Z: Any, y: Any, prior_scale: float) -> None:

@@ -39,7 +39,7 @@ class Settings:
     seed: int = 0
 
 
-QUICK = Settings(hidden=5, draws=2000)
+QUICK = Settings(hidden=4, draws=2000)
 
 
 def net(y: Any, W: Any) -> None:

@@ -29,7 +29,7 @@ from legrad.experiments.section import Claim, Picture, Section, Table
 from legrad.experiments.style import DARK, LIGHT, Palette, rc
 
 _PACKAGES = ("jax", "jaxlib", "numpyro", "optax", "numpy", "matplotlib", "scikit-learn", "mlxtend", "jinja2")
-_DPI = 144  # sharp on screens of one and a half pixels a point, at half the time and size of more
+_DPI = 120  # more would be sharper on fine screens, and take longer to draw and to load
 _CLAIM = ("id", "claim", "measured", "holds", "command")  # the words hold what the other fields say
 _NEXT_STEP = {
     errno.ENOSPC: "free some space, or give a directory on another disk with --out",

@@ -66,12 +66,12 @@ class Settings:
 
 QUICK = Settings(
     digits_per_class=20,
-    seconds=4.0,
+    seconds=2.5,
     seeds=1,
-    early=30,
+    early=20,
     learning_rates=(),
-    evaluation_draws=10,
-    variance_draws=10,
+    evaluation_draws=5,
+    variance_draws=4,
 )
 
 
