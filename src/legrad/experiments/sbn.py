@@ -58,7 +58,7 @@ class Settings:
     optimizer: str = "Adam, constant step; each method has the best of the learning rates in a trial"
     start: str = "W, V small and random; b the logit of each pixel's mean; c = 0"
     pivots: int = 1
-    leave_one_out_samples: int = 4
+    leave_one_out_samples: int = 4  # 0: leave it out
     ldgrad_samples: int = 10
     evaluation_draws: int = 100
     variance_draws: int = 60
@@ -70,6 +70,7 @@ QUICK = Settings(
     seeds=1,
     early=20,
     learning_rates=(),
+    leave_one_out_samples=0,
     evaluation_draws=5,
     variance_draws=4,
 )
@@ -105,14 +106,21 @@ def _small(key: jax.Array, shape: tuple[int, ...], scale: float) -> jax.Array:
     return scale * jax.random.normal(key, shape)
 
 
+def methods(s: Settings) -> list[str]:
+    """The names of the methods that are compared."""
+    return [name for name in METHODS if name != "leave-one-out" or s.leave_one_out_samples]
+
+
 def estimators(s: Settings) -> dict[str, Any]:
     """LeGrad, and what it is compared with."""
-    return {
+    samples = s.leave_one_out_samples
+    found = {
         "LeGrad": legrad.LocalExpectation(num_pivots=s.pivots),
         "DisARM": legrad.DisARM(),
-        "leave-one-out": legrad.ScoreFunction(s.leave_one_out_samples, baseline="leave_one_out"),
+        "leave-one-out": legrad.ScoreFunction(samples, baseline="leave_one_out") if samples else None,
         "LdGrad": LdGrad(s.ldgrad_samples, over="images"),
     }
+    return {name: found[name] for name in methods(s)}
 
 
 def inputs(s: Settings, digits: datasets.Digits) -> np.ndarray:
@@ -123,20 +131,20 @@ def inputs(s: Settings, digits: datasets.Digits) -> np.ndarray:
 def stages(s: Settings, Y: np.ndarray) -> dict[str, Stage]:
     """What is computed, in order."""
     args = (jnp.asarray(Y), s.layers, s.batch)
-    methods = estimators(s)
+    known = estimators(s)
     fit = partial(trajectory, model, guide, args, steps=s.most_steps, pick=lambda g: g["V1"][0, 0])
 
     def trial(results: Results, label: str) -> Arrays:
         """The learning rate of each method: what reaches most in a short fit, with a seed of its own."""
         reached: Arrays = {}
-        for name in METHODS:
+        for name in methods(s):
             for rate in s.learning_rates:
                 what = f"{label}, {name}, {rate:g}"
-                run = fit(methods[name], optax.adam(rate), seed=s.seeds, seconds=s.trial_seconds, keep=(), label=what)
+                run = fit(known[name], optax.adam(rate), seed=s.seeds, seconds=s.trial_seconds, keep=(), label=what)
                 reached[f"{name} {rate:g}"] = evaluate(s, _final(run), Y, s.seeds)["bound"]
         rates = {
             n: max(s.learning_rates, key=lambda r: float(reached[f"{n} {r:g}"]), default=BEST_RATES[n])
-            for n in METHODS
+            for n in methods(s)
         }
         return reached | {name: np.asarray(rate) for name, rate in rates.items()}
 
@@ -144,13 +152,13 @@ def stages(s: Settings, Y: np.ndarray) -> dict[str, Stage]:
         rate = float(results["learning rates"][name])
         whole = seed == 0 and name == "LeGrad"
         keep = (0, s.early) if whole else ()
-        run = fit(methods[name], optax.adam(rate), seed=seed, seconds=s.seconds, keep=keep, label=label)
+        run = fit(known[name], optax.adam(rate), seed=seed, seconds=s.seconds, keep=keep, label=label)
         found = {"elbo": run["elbo"], "seconds": run["seconds"]} | evaluate(s, _final(run), Y, seed)
         # Weights are large: those of the first seed serve the figures, the points kept serve the variances.
         return found | (run if whole else {})
 
     def variances(results: Results, label: str) -> Arrays:
-        plans = {name: Plan(method, s.variance_draws) for name, method in methods.items()}
+        plans = {name: Plan(method, s.variance_draws) for name, method in known.items()}
         first = results["LeGrad, seed 0"]
         # None of the parameters is constrained, so those at the end are of the same kind as those that were kept.
         found = Bench(model, guide, args).variances(plans, [*points(first), _final(first)], label)
@@ -161,7 +169,7 @@ def stages(s: Settings, Y: np.ndarray) -> dict[str, Stage]:
             for depth in range(len(s.layers))
         }
 
-    runs = {f"{name}, seed {seed}": partial(fitted, name, seed) for seed in range(s.seeds) for name in METHODS}
+    runs = {f"{name}, seed {seed}": partial(fitted, name, seed) for seed in range(s.seeds) for name in methods(s)}
     return {
         "closed form": lambda results, label: closed_form(Y[: s.batch], s.layers[0]),
         "learning rates": trial,
@@ -276,7 +284,7 @@ def section(s: Settings, results: Results, Y: np.ndarray, source: str, command: 
         ],
         tables=found,
         settings=draw.settings(s)
-        | {f"learning rate, {name}": float(results["learning rates"][name]) for name in METHODS},
+        | {f"learning rate, {name}": float(results["learning rates"][name]) for name in methods(s)},
         data=source,
     )
 
@@ -301,13 +309,13 @@ def label(s: Settings, name: str) -> str:
 
 def claims(s: Settings, results: Results, ink: float, command: str) -> list[Claim]:
     """The claims of the paper's Section 4.3, and what it could not compare with."""
-    bound = {name: over_seeds(s, results, name, "bound") for name in METHODS}
+    bound = {name: over_seeds(s, results, name, "bound") for name in methods(s)}
     mean = {name: float(b.mean()) for name, b in bound.items()}
-    wrong = {name: float(over_seeds(s, results, name, "wrong").mean()) for name in METHODS}
+    wrong = {name: float(over_seeds(s, results, name, "wrong").mean()) for name in methods(s)}
     first = results["LeGrad, seed 0"]["elbo"] / (10 * s.digits_per_class)
     smooth = draw.smooth(first, max(1, len(first) // 20))
     half = int(np.argmax(smooth >= 0.5 * (smooth[0] + smooth[-1]))) + 1
-    others = [name for name in METHODS if name != "LeGrad"]
+    others = [name for name in methods(s) if name != "LeGrad"]
     theirs = "; ".join(f"{label(s, name)} {mean[name]:.2f}" for name in others)
     best = max(others, key=lambda name: mean[name])
     ahead = "ahead of" if mean["LeGrad"] > mean[best] else "behind"
@@ -377,7 +385,7 @@ def tables(s: Settings, results: Results) -> list[Table]:
     at = ("variance at the start", *places(results)[1:])
     reached: list[tuple[str, ...]] = []
     efficiency: list[tuple[str, ...]] = []
-    for name in METHODS:
+    for name in methods(s):
         bound, wrong = (over_seeds(s, results, name, what) for what in ("bound", "wrong"))
         spread = [f" ± {v.std(ddof=1):.2g}" if s.seeds > 1 else "" for v in (bound, 100 * wrong)]
         runs = [results[f"{name}, seed {seed}"] for seed in range(s.seeds)]
@@ -394,12 +402,16 @@ def tables(s: Settings, results: Results) -> list[Table]:
     trial = results["learning rates"]
     rates = [f"{rate:g}" for rate in s.learning_rates]
     edge = [
-        n for n in METHODS if s.learning_rates and float(trial[n]) in (min(s.learning_rates), max(s.learning_rates))
+        n
+        for n in methods(s)
+        if s.learning_rates and float(trial[n]) in (min(s.learning_rates), max(s.learning_rates))
     ]
     note_of_trial = (
         f"At the edge of what was tried, so that another rate may serve better: {', '.join(edge)}." if edge else ""
     )
-    rows = [(label(s, name), *(f"{float(trial.get(f'{name} {r}', np.nan)):.2f}" for r in rates)) for name in METHODS]
+    rows = [
+        (label(s, name), *(f"{float(trial.get(f'{name} {r}', np.nan)):.2f}" for r in rates)) for name in methods(s)
+    ]
     title = f"The trial of learning rates: bound per example after {s.trial_seconds:g} seconds"
     return [
         Table(
@@ -444,7 +456,7 @@ def draw_bounds(s: Settings, results: Results, images: int) -> Figure:
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     by_step, by_time = figure.subplots(1, 2, sharey=True)
     ends = []
-    for name in METHODS:
+    for name in methods(s):
         runs = [results[f"{name}, seed {seed}"] for seed in range(s.seeds)]
         steps = min(len(run["elbo"]) for run in runs)
         curves = np.stack([draw.smooth(run["elbo"][:steps] / images, max(1, steps // 40)) for run in runs])
@@ -466,7 +478,7 @@ def draw_variances(s: Settings, results: Results) -> Figure:
     axes = figure.subplots()
     where = places(results)
     found = results["variance at fixed parameters"]
-    for i, name in enumerate(METHODS):
+    for i, name in enumerate(methods(s)):
         values = np.mean([found[f"{name} {d + 1}"] for d in range(len(s.layers))], axis=0)
         bars = axes.bar(np.arange(len(where)) + 0.2 * i, values, 0.18, color=draw.COLOURS[name], label=label(s, name))
         axes.bar_label(bars, fmt="%.2g", fontsize=7)
