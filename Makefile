@@ -10,7 +10,7 @@ WORKERS ?= 2
 demo: $(VENV)/.demo
 	$(BIN)/legrad reproduce all --quick --out out/demo
 
-# The paper's experiments at full size, about 40 minutes on 2 cores; MNIST from LEGRAD_DATA, else from OpenML.
+# The paper's experiments at full size, about 35 minutes on 2 cores; MNIST from LEGRAD_DATA, else from OpenML.
 reproduce: $(VENV)/.demo
 	$(BIN)/legrad reproduce all --out out/reproduce
 

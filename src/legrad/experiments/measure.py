@@ -16,11 +16,11 @@ from tqdm.auto import tqdm
 
 from legrad.diagnostics.gradients import gradient_at, moments
 from legrad.diagnostics.timing import interleaved_seconds
+from legrad.experiments.stages import Arrays
 from legrad.fitting.arrays import split_arrays
 from legrad.fitting.parameters import Parameters
 from legrad.known import known
 
-Arrays = dict[str, np.ndarray]
 _ROUNDS = 5
 
 

@@ -96,7 +96,6 @@ def _compared(found: Arrays, param: str, draws: int, exact: np.ndarray) -> Array
     return {
         "z": np.asarray((off / error).max()),
         "components": np.asarray(off.size),
-        "relative": np.asarray(error.max() / np.abs(exact).max()),
     }
 
 

@@ -14,9 +14,8 @@ import numpy as np
 import optax
 from numpyro.infer.elbo import ELBO
 
+from legrad.experiments.stages import Arrays
 from legrad.fitting.loop import fit
-
-Arrays = dict[str, np.ndarray]
 
 
 class Record(NamedTuple):
