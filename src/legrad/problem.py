@@ -9,6 +9,7 @@ estimator needs, at the pivot and at any candidate:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -115,7 +116,10 @@ class Factor:
 
     def counted(self, term: jax.Array) -> jax.Array:
         """A term of this factor as f counts it: scaled and masked."""
-        term = self.scale * term
+        return self.counts(self.scale * term)
+
+    def counts(self, term: jax.Array) -> jax.Array:
+        """A term of this factor, zero where it is masked."""
         return term if self.mask is None else jnp.where(self.mask, term, 0.0)
 
     @property
@@ -210,6 +214,24 @@ class Problem:
             for name, site in _deltas(trace):
                 minus_log_q[name] = -_site_log_prob(site)
         return Evaluation(log_p, minus_log_q, factors, observed)
+
+    def log_ratio(self, other: Problem, noise: Noise) -> dict[str, jax.Array]:
+        """log q of this guide minus that of another, at a draw of this one: for each latent, by element.
+
+        An event that has no scalar elements counts as a mean over its coordinates.
+        """
+        trace = self._run_guide({}, noise)
+        values = {name: site["value"] for name, site in _sites(trace) if not site["is_observed"]}
+        there = _factors(other._run_guide(values, noise))
+
+        def log_q(factor: Factor) -> jax.Array:
+            event = strip(factor.fn).bare.event_shape if factor.scalar is None else ()
+            return factor.counts(factor.log_prob()) / math.prod(event)
+
+        return {
+            name: log_q(factor) - log_q(replace(there[name], coordinate=factor.coordinate))
+            for name, factor in _factors(trace).items()
+        }
 
     def parents(self, pivot: Mapping[str, Factor], noise: Noise) -> dict[str, frozenset[str]]:
         """For each latent of the guide, the latents that its distribution's parameters depend on directly.

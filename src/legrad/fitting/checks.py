@@ -1,28 +1,23 @@
-"""What is looked at before a fit begins: the data, and the ELBO of the first draw, term by term."""
+"""What is looked at, term by term: the ELBO of the first draw before a fit begins, and that of a step that failed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from legrad.estimators.base import draws
 from legrad.fitting.arrays import split_arrays
+from legrad.fitting.data import Given
+from legrad.fitting.step import Program
 from legrad.problem import Noise, Problem
 
 
-def check_start(problem: Problem, key: jax.Array) -> None:
-    """Raise where the data or the initial ELBO is not finite, naming the site."""
-    arrays, rebuild = split_arrays((problem.args, dict(problem.kwargs)))
-
-    @jax.jit
-    def look(params: dict, arrays: list) -> tuple[dict, dict]:
-        here = Problem(problem.model, problem.guide, params, *rebuild(arrays))
-        noise = Noise(*jax.random.split(key))
-        evaluation = here.evaluate({}, noise, pivot=here.draw(noise))
-        bad = {name: jnp.sum(~jnp.isfinite(value)) for name, value in evaluation.observed.items()}
-        return bad, {name: jnp.sum(term) for name, term in evaluation.terms().items()}
-
-    bad, terms = jax.device_get(look(dict(problem.params), arrays))
+def check_start(problem: Problem, key: jax.Array) -> dict[str, float]:
+    """Raise where the data or the initial ELBO is not finite, naming the site; else the terms of the ELBO."""
+    bad, terms = _look(problem, Noise(*jax.random.split(key)))
     for name, count in bad.items():
         if count:
             raise ValueError(
@@ -35,3 +30,81 @@ def check_start(problem: Problem, key: jax.Array) -> None:
                 f"the initial ELBO is not finite: {name} is {float(total)} at the first draw. Check the data and the "
                 "initial parameters of that site, and that the guide's support lies inside the model's"
             )
+    return {name: float(total) for name, total in terms.items()}
+
+
+def name_failure(program: Program, unconstrained: dict[str, Any], key: jax.Array, given: Given, value: float) -> str:
+    """Why a step is not finite: the first term, site or parameter that is not.
+
+    Args:
+        program: the fit's.
+        unconstrained: the parameters before the step.
+        key: the step's.
+        given: the step's data.
+        value: its ELBO.
+    """
+    params = program.parameters.constrain(unconstrained) | given.plates
+    problem = Problem(program.model, program.guide, params, given.args, given.kwargs)
+    noise = draws(key, 1)
+    noise = Noise(noise.sites[0], noise.plates)
+    bad, terms = _look(problem, noise)
+    for name, count in bad.items():
+        if count:
+            rows = _rows(problem, name, given)
+            return f"the data of site '{name}' holds {int(count)} values that are NaN or infinite{rows}"
+    for name, total in terms.items():
+        if not np.isfinite(total):
+            return f"{name} is {float(total)}"
+    for name in terms:
+        where = _not_finite(_gradient_of_term(program, unconstrained, noise, given, name))
+        if where:
+            return f"the gradient of {name} with respect to '{where[0]}' is not finite"
+    gradient = jax.grad(
+        lambda u: program.estimator.loss(
+            key, program.parameters.constrain(u) | given.plates, program.model, program.guide, *given.args, **given.kwargs
+        )
+    )(unconstrained)
+    where = _not_finite(gradient)
+    if where:
+        return f"the gradient with respect to '{where[0]}' is not finite"
+    if not np.isfinite(value):
+        return f"the ELBO is {value} at a value that is not the pivot's, while its terms are finite at the pivot"
+    return "the parameters after the step overflow"
+
+
+def _look(problem: Problem, noise: Noise) -> tuple[dict[str, Any], dict[str, Any]]:
+    """For each observed site how many data are not finite, and the sum of each term of the ELBO."""
+    arrays, rebuild = split_arrays((problem.args, dict(problem.kwargs)))
+
+    @jax.jit
+    def look(params: dict, arrays: list) -> tuple[dict, dict]:
+        here = Problem(problem.model, problem.guide, params, *rebuild(arrays))
+        evaluation = here.evaluate({}, noise, pivot=here.draw(noise))
+        bad = {name: jnp.sum(~jnp.isfinite(value)) for name, value in evaluation.observed.items()}
+        return bad, {name: jnp.sum(term) for name, term in evaluation.terms().items()}
+
+    return jax.device_get(look(dict(problem.params), arrays))
+
+
+def _gradient_of_term(program: Program, unconstrained: Any, noise: Noise, given: Given, name: str) -> Any:
+    def term(unconstrained: Any) -> jax.Array:
+        params = program.parameters.constrain(unconstrained) | given.plates
+        problem = Problem(program.model, program.guide, params, given.args, given.kwargs)
+        return jnp.sum(problem.evaluate({}, noise, pivot=problem.draw(noise)).terms()[name])
+
+    return jax.grad(term)(unconstrained)
+
+
+def _not_finite(tree: dict[str, Any]) -> list[str]:
+    return [k for k, v in tree.items() if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(v))]
+
+
+def _rows(problem: Problem, name: str, given: Given) -> str:
+    """Which rows of the minibatches hold them, as far as that can be told."""
+    for rows in given.plates.values():
+        for argument in given.args:
+            if np.ndim(argument) and len(argument) == len(rows):
+                bad = ~np.isfinite(np.asarray(argument, float)).reshape(len(rows), -1).all(1)
+                if bad.any():
+                    return f", in row {int(np.asarray(rows)[bad][0])} of the data"
+    return ""

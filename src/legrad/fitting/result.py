@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import Predictive
-from numpyro.infer.elbo import ELBO
 
+from legrad.fitting import container
+from legrad.fitting.stopping import Phase
 from legrad.problem import Problem
+
+if TYPE_CHECKING:
+    from legrad.diagnostics.psis import Diagnosis, ElboEstimate
+
+_KIND = "result"
 
 
 @dataclass(frozen=True)
@@ -20,9 +28,17 @@ class FitResult:
 
     Attributes:
         params: the parameters of model and guide, constrained, by name.
+        converged: whether `stop="auto"` found that more steps would change nothing; False for a fixed number of steps.
+        status: a sentence that says how the fit ended, and what to try next.
         elbo: the ELBO estimate of every step.
         steps: how many steps were taken.
         seconds: how long they took, compiling included.
+        gradient_variance: of every step, an estimate of the variance of a component of the gradient: half the mean
+            squared difference from the gradient before.
+        phases: of `stop="auto"`: step sizes, where they began and ended, and what was seen.
+        error: the Monte Carlo error of the averaged parameters, in the unconstrained space; None if not averaged.
+        restarts: with `restarts`, the results of all starts; this one is the best of them.
+        elsewhere: of `restarts`, those that ended at another guide whose ELBO is not much worse.
         clock: rows of (steps done, seconds of running so far), one after each chunk of compiled steps; the first
             step's seconds are mostly those of compiling.
         problem: model, guide, parameters and data, for what is computed from the fit.
@@ -31,13 +47,36 @@ class FitResult:
     """
 
     params: dict[str, Any]
+    converged: bool
+    status: str
     elbo: np.ndarray
     steps: int
     seconds: float
+    gradient_variance: np.ndarray = field(repr=False)
+    phases: tuple[Phase, ...] = field(repr=False)
+    error: dict[str, Any] | None = field(repr=False)
     clock: np.ndarray = field(repr=False)
     problem: Problem = field(repr=False)
-    estimator: ELBO = field(repr=False)
+    estimator: Any = field(repr=False)
     optimizer_state: Any = field(repr=False)
+    restarts: tuple[FitResult, ...] = field(default=(), repr=False)
+    elsewhere: tuple[int, ...] = field(default=(), repr=False)
+
+    @property
+    def method(self) -> str:
+        """The estimator's name."""
+        return self.estimator if isinstance(self.estimator, str) else type(self.estimator).__name__
+
+    def on(self, *args: Any, model: Callable[..., Any] | None = None, **kwargs: Any) -> FitResult:
+        """The same fit with other arguments of model and guide: held-out data, or all rows of a fit on minibatches.
+
+        Args:
+            args: arguments.
+            model: in the place of the model, such as one without subsampling.
+            kwargs: keyword arguments.
+        """
+        other = replace(self.problem, args=args, kwargs=kwargs, model=model or self.problem.model)
+        return replace(self, problem=other)
 
     def sample(self, key: jax.Array, num_samples: int = 1000) -> dict[str, jax.Array]:
         """Draws from the fitted guide: for each latent an array with a leading axis of draws."""
@@ -54,8 +93,113 @@ class FitResult:
             name for name, site in trace.items() if site["type"] == "sample" and site["infer"].get("is_auxiliary")
         }
 
+    def khat(self, key: jax.Array, num_samples: int = 4000) -> float:
+        """PSIS k-hat of the guide as a proposal for the posterior; above 0.7 it warns. Needs ArviZ."""
+        from legrad.diagnostics.psis import khat
+
+        return khat(self.problem, key, num_samples)
+
+    def elbo_estimate(self, key: jax.Array, n: int = 1000) -> ElboEstimate:
+        """The ELBO with its standard error, and the importance-weighted bound, from `n` draws."""
+        from legrad.diagnostics.psis import elbo_estimate
+
+        return elbo_estimate(self.problem, key, n)
+
+    def diagnose(self, key: jax.Array, n: int = 4000) -> Diagnosis:
+        """All that is known against this fit: convergence, other modes, k-hat, and moments after reweighting."""
+        from legrad.diagnostics.psis import diagnose
+
+        found = diagnose(self.problem, key, n)
+        against = [] if self.converged else [f"the fit has not converged: {self.status}"]
+        if self.elsewhere:
+            against.append(self._other_modes())
+        return replace(found, flags=[*against, *found.flags])
+
+    def _other_modes(self) -> str:
+        return (
+            f"{len(self.elsewhere)} of {len(self.restarts)} starts ended at another guide with an ELBO that is not much "
+            "worse: the posterior has several modes (or labels that can be exchanged), and the guide covers one of them"
+        )
+
+    def to_arviz(self, key: jax.Array, num_samples: int = 1000, **names: Any) -> Any:
+        """Posterior, predictive and log-likelihood for ArviZ; `coords` and `dims` as there."""
+        from legrad.diagnostics.to_arviz import to_arviz
+
+        return to_arviz(self.problem, key, num_samples, **names)
+
     def plot(self, path: Any = None) -> Any:
-        """The ELBO by step, with its running mean; written to `path` if one is given. Needs matplotlib."""
+        """The fit on one page; written to `path` if one is given. Needs matplotlib."""
         from legrad.diagnostics.plots import plot_fit
 
         return plot_fit(self, path)
+
+    def save(self, path: Any) -> None:
+        """Write it to a file of arrays and JSON; `legrad.load` reads it. Model, guide and data are not in it."""
+        arrays: dict[str, np.ndarray] = {}
+        numbers = self._described(arrays)
+        numbers["restarts"] = [restart._described(arrays) for restart in self.restarts]
+        numbers["elsewhere"] = list(self.elsewhere)
+        container.write(Path(path), _KIND, numbers, arrays)
+
+    def _described(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        trees = {name: getattr(self, name) for name in _ARRAYS}
+        plain = {name: getattr(self, name) for name in ("converged", "status", "steps", "seconds")}
+        phases = [vars(phase) for phase in self.phases]
+        trees = {name: container.described(tree, arrays) for name, tree in trees.items() if tree is not None}
+        return plain | {"trees": trees, "phases": phases, "estimator": self.method}
+
+
+_ARRAYS = ("params", "elbo", "gradient_variance", "error", "clock")
+
+
+def load(
+    path: Any,
+    model: Callable[..., Any] | None = None,
+    guide: Callable[..., Any] | None = None,
+    *,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> FitResult:
+    """Read what `result.save` wrote.
+
+    Args:
+        path: of the file.
+        model: the model of the fit, for all that is computed with it; a file holds no code.
+        guide: its guide.
+        args: arguments of model and guide.
+        kwargs: keyword arguments of model and guide.
+
+    Example:
+        >>> result.save("fit.legrad")
+        >>> legrad.load("fit.legrad", model, guide, args=(X, y)).sample(key, 1000)
+    """
+    numbers, arrays = container.read(Path(path), _KIND)
+    model, guide = model or _missing("model", path), guide or _missing("guide", path)
+
+    def rebuilt(numbers: Mapping[str, Any], **more: Any) -> FitResult:
+        trees = {name: container.undescribed(text, arrays) for name, text in numbers["trees"].items()}
+        return FitResult(
+            **({"error": None} | trees),
+            converged=numbers["converged"],
+            status=numbers["status"],
+            steps=numbers["steps"],
+            seconds=numbers["seconds"],
+            phases=tuple(Phase(**phase) for phase in numbers["phases"]),
+            problem=Problem(model, guide, trees["params"], args, dict(kwargs or {})),
+            estimator=numbers["estimator"],
+            optimizer_state=None,
+            **more,
+        )
+
+    restarts = tuple(rebuilt(one) for one in numbers["restarts"])
+    return rebuilt(numbers, restarts=restarts, elsewhere=tuple(numbers["elsewhere"]))
+
+
+def _missing(what: str, path: Any) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError(
+            f"this result was loaded without its {what}, which a file does not hold: "
+            f"legrad.load({str(path)!r}, model, guide, args=...)"
+        )
+
+    return refuse

@@ -1,0 +1,199 @@
+"""Checkpoints: all that the next step depends on, in one file that is replaced as a whole.
+
+A checkpoint knows which fit it is of: parameters, key, estimator, data, the ELBO of the first draw term by term, and
+what the optimizer makes of a gradient of ones. A fit takes only its own up again, and ends as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from legrad.fitting import container
+from legrad.fitting.data import Minibatches
+from legrad.fitting.step import State
+from legrad.fitting.stopping import _TREES, Watch
+
+FILE = "checkpoint.legrad"
+_KIND = "checkpoint"
+_READ_WHOLE = 1 << 28  # bytes of an array; of a larger one a part decides whether it is the same
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that this fit cannot take up. The file is left as it is."""
+
+
+@dataclass
+class Progress:
+    """A fit between two steps.
+
+    Attributes:
+        state: of all starts.
+        at: how many steps were taken.
+        limits: for each start, the step at which it ends.
+        failures: the starts that met a step that is not finite, with that step.
+        watches: for each start, what stopping remembers; empty without it.
+        clock: rows of (steps, seconds).
+    """
+
+    state: State
+    at: int
+    limits: np.ndarray
+    failures: dict[int, int] = field(default_factory=dict)
+    watches: list[Watch] = field(default_factory=list)
+    clock: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.0)])
+
+
+class Checkpoint:
+    """The checkpoint of one fit.
+
+    Args:
+        folder: where it is kept; made if it is not there.
+        identity: what must be the same in a fit that takes it up; JSON.
+    """
+
+    def __init__(self, folder: Any, identity: Mapping[str, Any]) -> None:
+        self.path = Path(folder) / FILE
+        self.identity = json.loads(json.dumps(identity))
+        if self.path.parent.exists() and not self.path.parent.is_dir():
+            raise NotADirectoryError(f"checkpoint='{folder}' is a file: give the name of a folder")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def save(self, progress: Progress) -> None:
+        """Write it, in the place of the one before."""
+        done = progress.at
+        state = progress.state._replace(elbo=progress.state.elbo[..., :done], noise=progress.state.noise[..., :done])
+        arrays = container.flat("state", state)
+        for i, watch in enumerate(progress.watches):
+            for name in _TREES:
+                arrays |= container.flat(f"{name} {i}", getattr(watch, name))
+        numbers = {
+            "identity": self.identity,
+            "at": done,
+            "limits": [int(limit) for limit in progress.limits],
+            "failures": list(progress.failures.items()),
+            "watches": [watch.to_json() for watch in progress.watches],
+            "clock": progress.clock,
+        }
+        container.write(self.path, _KIND, numbers, arrays)
+
+    def load(self, begin: Progress, steps: int) -> Progress | None:
+        """The fit so far, or None if there is none.
+
+        Args:
+            begin: the same fit before its first step, for the structure of everything.
+            steps: how many the fit may take in all.
+        """
+        if not self.path.exists():
+            return None
+        remedy = "delete the file to start anew, or give checkpoint= another folder"
+        try:
+            numbers, arrays = container.read(self.path, _KIND)
+        except container.FileError as error:
+            raise CheckpointError(f"{error}. It was left as it is: {remedy}") from None
+        self._check_identity(numbers["identity"], remedy)
+        at, old_steps = numbers["at"], numbers["limits"]
+        if at > steps:
+            raise CheckpointError(
+                f"the checkpoint in '{self.path.parent}' is {at} steps into the fit, but steps={steps}: give at least "
+                f"steps={at}, or {remedy}"
+            )
+        whole = begin.state._replace(elbo=0, noise=0)
+        leaves = container.unflat("state", begin.state, arrays)
+        for got, want in zip(jax.tree.leaves(leaves._replace(elbo=0, noise=0)), jax.tree.leaves(whole), strict=True):
+            if np.shape(got) != np.shape(want):
+                raise CheckpointError(f"the checkpoint in '{self.path.parent}' has arrays of other shapes: {remedy}")
+        room = [(0, 0)] * (begin.state.elbo.ndim - 1) + [(0, steps - at)]
+        elbo, noise = (np.pad(x, room, constant_values=np.nan) for x in (leaves.elbo, leaves.noise))
+        state = jax.tree.map(jnp.asarray, leaves._replace(elbo=elbo, noise=noise))
+        failures = {int(start): int(step) for start, step in numbers["failures"]}
+        watches = [self._watch(i, w, begin, arrays) for i, w in enumerate(numbers["watches"])]
+        ended = {i for i, watch in enumerate(watches) if watch.verdict} | set(failures)
+        limits = np.asarray([old if i in ended else steps for i, old in enumerate(old_steps)])
+        clock = [(float(a), float(b)) for a, b in numbers["clock"]]
+        return Progress(state, at, limits, failures, watches, clock)
+
+    def _watch(self, i: int, numbers: dict[str, Any], begin: Progress, arrays: Mapping[str, np.ndarray]) -> Watch:
+        several = len(begin.limits) > 1
+        like = jax.tree.map(lambda x: x[0] if several else x, begin.state.unconstrained)
+        trees = {name: container.unflat(f"{name} {i}", like, arrays) for name in numbers["has"]}
+        return Watch.from_json(numbers, jax.tree.map(jnp.asarray, trees))
+
+    def _check_identity(self, theirs: Mapping[str, Any], remedy: str) -> None:
+        for what, mine in self.identity.items():
+            other = theirs.get(what)
+            if not _same(mine, other):
+                raise CheckpointError(
+                    f"the checkpoint in '{self.path.parent}' is of another fit: its {what} is {_short(other)}, here it "
+                    f"is {_short(mine)}. It was left as it is: {remedy}"
+                )
+
+
+def identity(
+    *,
+    key: jax.Array,
+    starts: list[Any],
+    estimator: Any,
+    optimizer: optax.GradientTransformation,
+    stop: Any,
+    args: Any,
+    data: Minibatches | None,
+    terms: Mapping[str, float],
+) -> dict[str, Any]:
+    """What makes a fit this fit."""
+    unconstrained = starts[0]
+    ones = jax.tree.map(jnp.ones_like, unconstrained)
+    updates, memory = optimizer.update(ones, optimizer.init(unconstrained), unconstrained)
+    return {
+        "parameters": {name: _spec(value) for name, value in unconstrained.items()},
+        "number of starts": len(starts),
+        "random key": np.asarray(jax.random.key_data(key)).tolist(),
+        "estimator": repr(estimator) if "legrad." in repr(estimator) else type(estimator).__name__,
+        "optimizer": [_spec(memory), float(sum(jnp.sum(u) for u in jax.tree.leaves(updates)))],
+        "stopping rule": repr(stop),
+        "data": [_digest(leaf) for leaf in jax.tree.leaves(args)],
+        "minibatches": None if data is None else [repr(data), *(_digest(a) for a in data.arrays)],
+        "ELBO of the first draw": dict(terms),
+    }
+
+
+def _spec(tree: Any) -> list[str]:
+    leaves, structure = jax.tree.flatten(tree)
+    return [str(structure), *(f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for leaf in leaves)]
+
+
+def _digest(leaf: Any) -> str:
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        return repr(leaf) if isinstance(leaf, bool | int | float | str) else type(leaf).__name__
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    some = leaf
+    if leaf.nbytes > _READ_WHOLE:
+        some = leaf[np.linspace(0, len(leaf) - 1, 1000).astype(int)]
+    content = np.ascontiguousarray(some).tobytes()
+    return f"{leaf.dtype}{list(leaf.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    """Equal; numbers up to rounding, which may differ between machines."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return mine.keys() == theirs.keys() and all(_same(mine[k], theirs[k]) for k in mine)
+    if isinstance(mine, list) and isinstance(theirs, list):
+        return len(mine) == len(theirs) and all(map(_same, mine, theirs))
+    if isinstance(mine, float) and isinstance(theirs, float):
+        return bool(np.isclose(mine, theirs, rtol=1e-4, atol=1e-6))
+    return bool(mine == theirs)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,101 @@
+"""A file of named arrays and JSON that cannot run code and cannot be half written.
+
+    line 1   legrad 1 <kind>
+    line 2   the SHA-256 of all that follows
+    rest     a NumPy .npz (no pickles), in which the array "json" holds the text
+
+A file is written beside its place, flushed to the disk, and then renamed: what is there is whole. What is read is
+checked first, and never changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+_FIRST = b"legrad 1 "
+
+
+class FileError(ValueError):
+    """A file that is no whole file of legrad's."""
+
+
+def write(path: Path, kind: str, numbers: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    """Write a file in one piece; an OSError (a full disk) leaves what was there before."""
+    text = np.frombuffer(json.dumps(numbers).encode(), np.uint8)
+    body = io.BytesIO()
+    np.savez(body, allow_pickle=False, json=text, **{f"array {name}": np.asarray(a) for name, a in arrays.items()})
+    content = body.getvalue()
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.write(_FIRST + kind.encode() + b"\n" + hashlib.sha256(content).hexdigest().encode() + b"\n")
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the renaming itself
+    finally:
+        os.close(folder)
+
+
+def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `write` was given; a FileError says what is wrong with the file."""
+    content = path.read_bytes()
+    first, _, rest = content.partition(b"\n")
+    digest, _, body = rest.partition(b"\n")
+    if not first.startswith(_FIRST):
+        raise FileError(f"'{path}' is no file that legrad wrote (or its beginning is damaged)")
+    if first != _FIRST + kind.encode():
+        raise FileError(f"'{path}' is not a {kind} but a {first[len(_FIRST) :].decode(errors='replace')[:40]!r}")
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        raise FileError(f"'{path}' is damaged: {len(body):,} bytes that do not have the checksum written with them")
+    with np.load(io.BytesIO(body), allow_pickle=False) as file:
+        arrays = {name.removeprefix("array "): file[name] for name in file.files if name != "json"}
+        return json.loads(file["json"].tobytes().decode()), arrays
+
+
+def flat(name: str, tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of a tree as named arrays, in order."""
+    return {f"{name} {i}": np.asarray(leaf) for i, leaf in enumerate(jax.device_get(jax.tree.leaves(tree)))}
+
+
+def unflat(name: str, like: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """The inverse of `flat`, for a tree of known structure."""
+    leaves, structure = jax.tree.flatten(like)
+    return jax.tree.unflatten(structure, [arrays[f"{name} {i}"] for i in range(len(leaves))])
+
+
+def described(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """A tree of dicts, lists and tuples as JSON, its leaves put into `arrays`."""
+    if isinstance(tree, Mapping):
+        return {"dict": [[str(key), described(value, arrays)] for key, value in tree.items()]}
+    if isinstance(tree, list | tuple) and not hasattr(tree, "_fields"):
+        return {type(tree).__name__: [described(value, arrays) for value in tree]}
+    if not (isinstance(tree, np.ndarray | np.generic | int | float | bool) or hasattr(tree, "__array__")):
+        raise TypeError(f"a {type(tree).__name__} cannot be saved: parameters are arrays in dicts, lists and tuples")
+    arrays[name := f"leaf {len(arrays)}"] = np.asarray(tree)
+    return {"leaf": name}
+
+
+def undescribed(text: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """The inverse of `described`."""
+    ((kind, value),) = text.items()
+    if kind == "leaf":
+        return arrays[value]
+    if kind == "dict":
+        return {key: undescribed(inner, arrays) for key, inner in value}
+    return (tuple if kind == "tuple" else list)(undescribed(inner, arrays) for inner in value)

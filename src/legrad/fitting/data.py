@@ -1,0 +1,186 @@
+"""Where the data of a step come from: arguments that stay, and minibatches read from the host or from disk.
+
+The rows of step t are a function of the seed and t alone: epoch t // (batches an epoch), a shuffle of all rows by
+that epoch's number, and its next `size` rows. So the position of a fit in its data is its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+
+from legrad.fitting.arrays import split_arrays
+from legrad.problem import LogDensity
+
+_BUFFER_BYTES = 32 << 20  # of minibatches that are on the device at a time
+_BUFFER_STEPS = 512
+
+
+class Minibatches:
+    """Rows of host arrays or `np.memmap` files, a minibatch a step, shuffled anew each epoch.
+
+    Only the minibatches of the next steps are in memory. The model and the guide take them after `args`, and say in a
+    plate how many rows there are in all, which scales the ELBO:
+
+        with numpyro.plate("rows", 10_000_000, subsample_size=len(y)): ...
+
+    That plate's indices are the numbers of the rows, so `numpyro.param` inside it picks the parameters of these rows.
+    Rows that do not fill the last minibatch of an epoch wait for the next shuffle.
+
+    Args:
+        arrays: of the same length, rows first.
+        size: rows of a minibatch.
+        shuffle: whether each epoch has an order of its own.
+
+    Example:
+        >>> X, y = np.load("X.npy", mmap_mode="r"), np.load("y.npy", mmap_mode="r")
+        >>> legrad.fit(model, guide, key=key, data=legrad.Minibatches(X, y, size=1000), stop="auto")
+    """
+
+    def __init__(self, *arrays: Any, size: int, shuffle: bool = True) -> None:
+        if not arrays:
+            raise ValueError("there are no arrays: pass them as Minibatches(X, y, size=100)")
+        self.arrays = tuple(a if isinstance(a, np.ndarray) else np.asarray(a) for a in arrays)
+        lengths = {len(a) if a.ndim else 0 for a in self.arrays}
+        if len(lengths) > 1 or 0 in lengths:
+            shapes = ", ".join(str(a.shape) for a in self.arrays)
+            raise ValueError(f"the arrays have shapes {shapes}: give them the same number of rows, at least one")
+        (self.rows,) = lengths
+        if not isinstance(size, int | np.integer) or isinstance(size, bool) or not 1 <= size <= self.rows:
+            raise ValueError(f"size={size!r}: a minibatch has between 1 and all {self.rows} rows")
+        self.size, self.shuffle = int(size), shuffle
+        self.per_epoch = self.rows // self.size
+        self._order: tuple[tuple[int, int], np.ndarray] | None = None
+
+    def at(self, seed: int, step: int) -> np.ndarray:
+        """The numbers of the rows of a step, ascending (a disk likes that)."""
+        epoch, position = divmod(step, self.per_epoch)
+        if not self.shuffle:
+            return np.arange(position * self.size, (position + 1) * self.size)
+        if self._order is None or self._order[0] != (seed, epoch):
+            order = np.arange(self.rows, dtype=np.uint32 if self.rows < 2**32 else np.uint64)
+            np.random.Generator(np.random.Philox(key=[seed, epoch])).shuffle(order)
+            self._order = ((seed, epoch), order)
+        return np.sort(self._order[1][position * self.size : (position + 1) * self.size].astype(np.int64))
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in self.arrays)
+        return f"legrad.Minibatches({shapes}, size={self.size})"
+
+
+class Loaded(NamedTuple):
+    """What a compiled chunk of steps reads.
+
+    Attributes:
+        arrays: those among `args` and `kwargs`.
+        first: the step of the first minibatch.
+        rows: (step, row) numbers of the rows; None without minibatches.
+        batches: the minibatches, (step, row, ...) for each array.
+    """
+
+    arrays: list[Any]
+    first: Any = 0
+    rows: Any = None
+    batches: tuple[Any, ...] = ()
+
+
+class Given(NamedTuple):
+    """The arguments of model and guide at one step, and the indices of plates."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    plates: dict[str, Any]
+
+
+class Feed:
+    """Gives each step its data; a thread reads the next minibatches while a chunk of steps runs.
+
+    Args:
+        args: that stay.
+        kwargs: that stay.
+        data: minibatches, or None.
+        seed: of their order.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], data: Minibatches | None, seed: int) -> None:
+        self.data, self.seed = data, seed
+        self.plates: tuple[str, ...] = ()
+        self.arrays, self.rebuild = split_arrays((args, dict(kwargs)))
+        self._thread = ThreadPoolExecutor(1, "legrad-data") if data is not None else None
+        self._reads: dict[int, Future[Loaded]] = {}
+        self.capacity: float = np.inf
+        if data is not None:
+            row = sum(a.dtype.itemsize * int(np.prod(a.shape[1:])) for a in data.arrays)
+            self.capacity = int(np.clip(_BUFFER_BYTES // max(1, row * data.size), 1, _BUFFER_STEPS))
+
+    def find_plates(self, model: Callable[..., Any], guide: Callable[..., Any]) -> None:
+        """Which plates the minibatches are rows of; raise where the ELBO would not be scaled to all rows."""
+        if self.data is None:
+            return
+        args, kwargs, _ = self.at(self.load(0), 0)
+        found: set[str] = set()
+        seen: list[str] = []
+        for program in (guide, model):
+            if isinstance(program, LogDensity):
+                continue
+            with handlers.block(), handlers.seed(rng_seed=0), handlers.trace() as trace:
+                program(*args, **kwargs)
+            plates = {name: site["args"] for name, site in trace.items() if site["type"] == "plate"}
+            seen += [f"'{name}' of {size}, subsample_size={part}" for name, (size, part) in plates.items()]
+            found |= {
+                name
+                for name, (size, part) in plates.items()
+                if size == self.data.rows and (part or size) == self.data.size
+            }
+        if not found and self.data.size < self.data.rows:
+            raise ValueError(
+                f"no plate of the model has {self.data.rows} rows and subsample_size={self.data.size}, so the ELBO of "
+                f"a minibatch would not be scaled to all rows: write numpyro.plate('rows', {self.data.rows}, "
+                f"subsample_size={self.data.size}) around the data. Its plates are: {'; '.join(seen) or 'none'}"
+            )
+        self.plates = tuple(sorted(found))
+
+    def load(self, step: int) -> Loaded:
+        """The data of `step` and of those after it, up to the next multiple of `capacity`; the next ones are begun."""
+        if self.data is None:
+            return Loaded(self.arrays)
+        assert self._thread is not None
+        number = step // int(self.capacity)
+        for wanted in (number, number + 1):
+            if wanted not in self._reads:
+                self._reads[wanted] = self._thread.submit(self._read, wanted)
+        for done in set(self._reads) - {number, number + 1}:
+            del self._reads[done]
+        return self._reads[number].result()
+
+    def left(self, step: int) -> float:
+        """How many steps from this one on are loaded together."""
+        return self.capacity - step % self.capacity if self.data is not None else np.inf
+
+    def _read(self, number: int) -> Loaded:
+        data, first = self.data, number * int(self.capacity)
+        assert data is not None
+        rows = np.stack([data.at(self.seed, first + i) for i in range(int(self.capacity))])
+        batches = tuple(jnp.asarray(a[rows.ravel()].reshape(*rows.shape, *a.shape[1:])) for a in data.arrays)
+        return Loaded(self.arrays, jnp.asarray(first, jnp.int32), jnp.asarray(rows), batches)
+
+    def at(self, loaded: Loaded, step: Any) -> Given:
+        """The arguments of one step (compiled or not)."""
+        args, kwargs = self.rebuild(loaded.arrays)
+        if loaded.rows is None:
+            return Given(args, kwargs, {})
+        i = step - loaded.first
+        batch = tuple(jax.lax.dynamic_index_in_dim(b, i, keepdims=False) for b in loaded.batches)
+        rows = jax.lax.dynamic_index_in_dim(loaded.rows, i, keepdims=False)
+        return Given((*args, *batch), kwargs, dict.fromkeys(self.plates, rows))
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)

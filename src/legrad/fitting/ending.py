@@ -1,0 +1,180 @@
+"""The end of a fit: the best of its starts, and a sentence for each that says what happened and what to try."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from legrad.fitting.checkpoint import Progress
+from legrad.fitting.checks import name_failure
+from legrad.fitting.judge import Judge
+from legrad.fitting.result import FitResult
+from legrad.fitting.step import Program
+from legrad.fitting.stopping import Watch
+from legrad.messages import FitWarning
+from legrad.problem import Problem
+
+_RANK_DRAWS = 256  # for the ELBO that decides between starts
+_APART = 0.5  # standard deviations of q between guides that are not the same
+_MUCH_WORSE = 10.0  # nats: a mode with a part of exp(-10) of the mass does not matter
+
+
+def finish(
+    program: Program, judge: Judge, now: Progress, ended: str, steps: int, seconds: float | None, took: float
+) -> FitResult:
+    """The result of a fit, with a warning if it is not one to trust.
+
+    Args:
+        program: the fit's.
+        judge: compares parameters.
+        now: where it ended.
+        ended: what ended it, if not the fit itself.
+        steps: how many there could have been.
+        seconds: how many it was given.
+        took: how many it took.
+    """
+    results = [_one(program, now, i, ended, steps, seconds, took) for i in range(len(now.limits))]
+    best, elsewhere = 0, ()
+    if len(results) > 1:
+        best, elsewhere = _compare(program, judge, now, results)
+    result = results[best]
+    if len(results) > 1:
+        result = replace(result, restarts=tuple(results), elsewhere=elsewhere)
+        words = f"the best of {len(results)} starts"
+        if elsewhere:
+            words += f"; {result._other_modes()}"
+        result = replace(result, status=f"{result.status} ({words})")
+    judged = bool(now.watches)
+    if ended or best in now.failures or elsewhere or (judged and not result.converged):
+        warnings.warn(result.status, FitWarning, stacklevel=3)
+    return result
+
+
+def _one(
+    program: Program, now: Progress, start: int, ended: str, steps: int, seconds: float | None, took: float
+) -> FitResult:
+    state = program.take(now.state, start)
+    done = min(now.at, int(now.limits[start]))
+    watch = now.watches[start] if now.watches else None
+    converged = watch is not None and bool(watch.verdict)
+    unconstrained = _end(program, now, start)
+    elbo = np.asarray(state.elbo)
+    if start in now.failures:
+        status = _failure(program, now.failures[start], start, state, float(elbo[done]) if done < len(elbo) else math.nan)
+    elif converged:
+        assert watch is not None
+        status = _converged(watch, done)
+    elif ended:
+        status = f"stopped at step {done:,}: {ended}"
+    else:
+        limit = f"{steps:,} steps" if done >= steps else f"{seconds:g} seconds, {done:,} steps"
+        status = _unfinished(watch, elbo[:done], limit)
+    params = program.parameters.constrain(unconstrained)
+    first = program.feed.at(program.feed.load(max(0, now.at - 1)), max(0, now.at - 1))
+    return FitResult(
+        params=jax.device_get(params),
+        converged=converged,
+        status=status,
+        elbo=elbo[:done],
+        steps=done,
+        seconds=took,
+        gradient_variance=np.asarray(state.noise)[:done],
+        phases=() if watch is None else tuple(watch.phases),
+        error=jax.device_get(watch.error) if watch is not None and converged else None,
+        clock=np.asarray(now.clock),
+        problem=Problem(program.model, program.guide, params, first.args, first.kwargs),
+        estimator=program.estimator,
+        optimizer_state=jax.device_get(state.memory),
+    )
+
+
+def _end(program: Program, now: Progress, start: int) -> Any:
+    """The unconstrained parameters that a start ended with: the average, where it has converged."""
+    watch = now.watches[start] if now.watches else None
+    return watch.average if watch is not None and watch.verdict else program.take(now.state.unconstrained, start)
+
+
+def _failure(program: Program, step: int, start: int, state: Any, elbo: float) -> str:
+    key = jax.random.fold_in(program.keys[start], step)
+    given = program.feed.at(program.feed.load(step), step)
+    try:
+        what = name_failure(program, state.unconstrained, key, given, elbo)
+    except Exception as error:  # naming the cause must not lose the result
+        what = f"the ELBO is {elbo} ({error})"
+    return (
+        f"stopped at step {step:,}, which is not finite: {what}. The parameters are those before that step. Try a "
+        "smaller learning rate, optax.clip_by_global_norm, or other initial values; or look at that site's distribution"
+    )
+
+
+def _converged(watch: Watch, done: int) -> str:
+    last = watch.phases[-1]
+    return (
+        f"converged after {done:,} steps: R-hat {last.rhat:.2f}, and from the last step size to this one the guide moved "
+        f"by {last.moved:.2g} of its standard deviations; the parameters are the average since step {last.averaged:,}, "
+        f"to {last.error:.2g} standard deviations"
+    )
+
+
+def _unfinished(watch: Watch | None, elbo: np.ndarray, limit: str) -> str:
+    trend = _trend(elbo)
+    if watch is None:
+        return f"took the {limit} that it was given; {trend}. stop='auto' would say whether it has converged"
+    phase = watch.phases[-1]
+    if math.isinf(phase.rhat):
+        why = "there were too few steps to judge"
+    elif math.isinf(phase.error):
+        why = f"the iterates are not stationary at the {_ordinal(len(watch.phases))} step size (R-hat {phase.rhat:.2f})"
+    else:
+        why = (
+            f"the average of the iterates is right to {phase.error:.2g} standard deviations of the guide only, or still "
+            f"moved (by {phase.moved:.2g}) with the step size"
+        )
+    return (
+        f"not converged after {limit}: {why}; {trend}. Try more steps, an estimator with less noise "
+        "(LocalExpectation, more pivots or samples, larger minibatches), or a larger learning rate"
+    )
+
+
+def _trend(elbo: np.ndarray) -> str:
+    """What the second half of the ELBO's history says."""
+    tail = elbo[len(elbo) // 2 :]
+    tail = tail[np.isfinite(tail)]
+    if len(tail) < 20:
+        return "too few to see a trend of the ELBO"
+    early, late = np.array_split(tail, 2)
+    rise = late.mean() - early.mean()
+    # Means of batches, since the estimates of neighbouring steps are alike.
+    batches = [np.array([b.mean() for b in np.array_split(part, 5)]) for part in (early, late)]
+    error = math.sqrt(sum(b.var(ddof=1) / 5 for b in batches))
+    if abs(rise) > 3 * error and abs(rise) > 1e-6 * abs(late.mean()):
+        per = 1000 * rise / (len(tail) / 2)
+        return f"the ELBO still {'rises' if rise > 0 else 'falls'}, by {abs(per):.2g} nats in 1,000 steps"
+    return "the ELBO shows no trend any more"
+
+
+def _ordinal(n: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(n, f"{n}th")
+
+
+def _compare(program: Program, judge: Judge, now: Progress, results: list[FitResult]) -> tuple[int, tuple[int, ...]]:
+    """The start with the best ELBO, and those that ended elsewhere with one that is not much worse."""
+    key, loaded = program.keys[0], program.feed.load(max(0, now.at - 1))
+    ends = [_end(program, now, i) for i in range(len(results))]
+    elbos = [judge.elbo(end, key, loaded, _RANK_DRAWS) for end in ends]
+    elbos = [e if math.isfinite(e) and i not in now.failures else -math.inf for i, e in enumerate(elbos)]
+    best = int(np.argmax(elbos))
+    elsewhere = [
+        i
+        for i, elbo in enumerate(elbos)
+        if i != best
+        and elbo > elbos[best] - _MUCH_WORSE
+        and not max(judge.distance(ends[best], ends[i], key, loaded), judge.distance(ends[i], ends[best], key, loaded))
+        < _APART
+    ]
+    return best, tuple(elsewhere)

@@ -1,0 +1,243 @@
+"""When a fit is done: phases of smaller and smaller steps, until a smaller step would change nothing.
+
+After RAABBVI (Welandawe et al., "A framework for improving the reliability of black-box variational inference"). In a
+phase the step size stays. It ends when the iterates are stationary: split R-hat of the parameters, or what drift R-hat
+sees is predicted to lead nowhere. Their average is the phase's answer, and the start of the next phase,
+whose steps are `shrink` times as large. The fit is done when
+
+    the guide moved less than the tolerance from one phase's average to the next,
+    the Monte Carlo error of the average is within the tolerance (averages of odd and even blocks agree), and
+    the ELBO gained less than half a percent of what was gained since the start.
+
+Distances are those of `judge`, in standard deviations of q: nothing depends on how the guide is parameterized, or on
+the noise of the ELBO. All of it happens at steps that do not depend on the clock, so that a fit can be repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from legrad.fitting import iterates
+from legrad.fitting.data import Loaded
+from legrad.fitting.iterates import Blocks
+from legrad.fitting.judge import Judge
+from legrad.fitting.step import State
+
+_LOOKS = (8, 10, 12, 14, 16)  # filled blocks at which the iterates are looked at
+
+
+@dataclass(frozen=True)
+class AutoStop:
+    """Settings of `stop="auto"`.
+
+    Args:
+        tolerance: how far the guide may be from where the fit is going, in its standard deviations.
+        rhat: up to which split R-hat the iterates count as stationary.
+        shrink: step size of a phase relative to the phase before.
+        gain: share of the ELBO's gain since the start that a phase must bring to be worth more steps.
+        block: steps of the first blocks of iterates; the first look is after eight of them.
+    """
+
+    tolerance: float = 0.03
+    rhat: float = 1.1
+    shrink: float = 0.25
+    gain: float = 0.005
+    block: int = 16
+
+    def __post_init__(self) -> None:
+        wrong = {
+            "tolerance": not self.tolerance > 0,
+            "rhat": not self.rhat > 1,
+            "shrink": not 0 < self.shrink < 1,
+            "gain": not 0 < self.gain < 1,
+            "block": not (isinstance(self.block, int) and self.block >= 2),
+        }
+        for name in (name for name, bad in wrong.items() if bad):
+            raise ValueError(f"AutoStop({name}={getattr(self, name)!r}) makes no sense: the default is "
+                             f"{AutoStop.__dataclass_fields__[name].default}")  # fmt: skip
+
+
+@dataclass
+class Phase:
+    """A phase of one step size.
+
+    Attributes:
+        rate: what the optimizer's updates were multiplied with.
+        start: its first step.
+        stop: the step after its last one; -1 while it lasts.
+        averaged: the first step of the iterates that were averaged.
+        rhat: split R-hat at the last look, the worst parameter's.
+        error: Monte Carlo error of the average, in standard deviations of q.
+        moved: distance to the average of the phase before.
+        gained: by which the ELBO is above that of the phase before.
+    """
+
+    rate: float
+    start: int
+    stop: int = -1
+    averaged: int = -1
+    rhat: float = math.inf
+    error: float = math.inf
+    moved: float = math.inf
+    gained: float = math.nan
+
+
+@dataclass
+class Watch:
+    """What is remembered about one start: plain numbers, and two sets of unconstrained parameters."""
+
+    phases: list[Phase]
+    length: int
+    look: int = 0  # which of _LOOKS comes next
+    verdict: str = ""  # why it ended; empty while it has not
+    previous: Any = None  # the average of the phase before
+    average: Any = None  # the answer so far
+    error: Any = None  # its Monte Carlo error, by parameter
+
+    def to_json(self) -> dict[str, Any]:
+        """The plain numbers."""
+        return {
+            "phases": [asdict(phase) for phase in self.phases],
+            "length": self.length,
+            "look": self.look,
+            "verdict": self.verdict,
+            "has": [name for name in _TREES if getattr(self, name) is not None],
+        }
+
+    @classmethod
+    def from_json(cls, numbers: dict[str, Any], trees: dict[str, Any]) -> Watch:
+        """The inverse of `to_json`."""
+        phases = [Phase(**phase) for phase in numbers["phases"]]
+        return cls(phases, numbers["length"], numbers["look"], numbers["verdict"], **trees)
+
+
+_TREES = ("previous", "average", "error")
+
+
+@dataclass
+class Stopping:
+    """Looks at the iterates of one start, and says when it is done.
+
+    Attributes:
+        settings: the user's.
+        judge: compares parameters.
+        key: for the draws of the judge.
+        start: the parameters at the beginning, unconstrained.
+        watch: what is remembered.
+    """
+
+    settings: AutoStop
+    judge: Judge
+    key: jax.Array
+    start: Any
+    watch: Watch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = Watch([Phase(1.0, 0)], self.settings.block)
+
+    @property
+    def done(self) -> bool:
+        """Whether the start has converged."""
+        return bool(self.watch.verdict)
+
+    @property
+    def next_look(self) -> float:
+        """The step at which `look` wants to be called."""
+        watch = self.watch
+        return math.inf if self.done else watch.phases[-1].start + _LOOKS[watch.look] * watch.length
+
+    def look(self, step: int, state: State, loaded: Loaded) -> State:
+        """Judge the iterates; the state to go on with."""
+        watch = self.watch = replace(self.watch, phases=[replace(phase) for phase in self.watch.phases])
+        blocks = state.blocks
+        assert blocks is not None
+        filled = _LOOKS[watch.look]
+        key = jax.random.fold_in(self.key, step)
+        window = self._stationary(blocks, filled, key, loaded)
+        if window is not None:
+            state, blocks = self._settle(step, state, window, key, loaded)
+            if self.done or watch.phases[-1].start == step:
+                return state
+        watch.look += 1
+        if watch.look == len(_LOOKS):
+            watch.look, watch.length = 1, 2 * watch.length
+            blocks = iterates.merged(blocks)
+        return state._replace(blocks=blocks)
+
+    def _stationary(self, blocks: Blocks, filled: int, key: jax.Array, loaded: Loaded) -> range | None:
+        """The longest last part of the phase that is stationary; None if no part is."""
+        phase = self.watch.phases[-1]
+        least = math.inf
+        for skipped in (0, filled // 4, filled // 2):
+            window = range(skipped + (filled - skipped) % 2, filled)
+            half = (window.start + window.stop) // 2
+            found = iterates.split_rhat(blocks, iterates.mask(range(window.start, half)), iterates.mask(range(half, filled)))
+            rhat = max(float(value) for value in found.values())
+            least = min(least, rhat)
+            if rhat <= self.settings.rhat:
+                phase.rhat = rhat
+                return window
+        phase.rhat = least
+        return window if self._leads_nowhere(blocks, window, key, loaded) else None
+
+    def _leads_nowhere(self, blocks: Blocks, window: range, key: jax.Array, loaded: Loaded) -> bool:
+        """Whether the drift slows down so that what is still to come is within the tolerance.
+
+        With averages of four parts of the window a distance r^k d apart, k = 0, 1, ..., what is left is a
+        geometric sum.
+        """
+        edges = np.linspace(window.start, window.stop, 5).astype(int)
+        parts = [iterates.average(blocks, iterates.mask(range(a, b))) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        early, late = (self.judge.distance(parts[i], parts[i + 1], key, loaded) for i in (0, 2))
+        if late == 0.0:
+            return True
+        if not late < early:
+            return False
+        ratio = math.sqrt(late / early)
+        return late * ratio / (1.0 - ratio) <= self.settings.tolerance
+
+    def _settle(self, step: int, state: State, window: range, key: jax.Array, loaded: Loaded) -> tuple[State, Blocks]:
+        """A stationary phase: take its average, and go on to smaller steps, or end, or stay for a better average."""
+        watch, settings, blocks = self.watch, self.settings, state.blocks
+        assert blocks is not None
+        phase, judge = watch.phases[-1], self.judge
+        odd, even = (iterates.average(blocks, iterates.mask(window[i::2])) for i in (0, 1))
+        watch.average = iterates.average(blocks, iterates.mask(window))
+        watch.error = iterates.monte_carlo_error(blocks, iterates.mask(window))
+        # Averages of half the blocks are twice the error of the whole average apart.
+        phase.error = 0.5 * judge.distance(odd, even, key, loaded)
+        phase.averaged = phase.start + window.start * watch.length
+        if watch.previous is None:
+            return self._next(step, state), blocks
+        phase.moved = judge.distance(watch.previous, watch.average, key, loaded)
+        noise = math.hypot(phase.error, watch.phases[-2].error)
+        moved = math.sqrt(max(0.0, phase.moved**2 - noise**2)) if math.isfinite(phase.moved) else math.inf
+        phase.gained, unsure = judge.gain(watch.previous, watch.average, key, loaded)
+        since_start, _ = judge.gain(self.start, watch.average, key, loaded)
+        worth = phase.gained - 2.0 * unsure > settings.gain * abs(since_start)
+        if moved > settings.tolerance or worth:
+            return self._next(step, state), blocks
+        if phase.error > settings.tolerance:
+            return state, blocks
+        phase.stop = step
+        watch.verdict = "converged"
+        return state, blocks
+
+    def _next(self, step: int, state: State) -> State:
+        watch = self.watch
+        watch.phases[-1].stop = step
+        rate = watch.phases[-1].rate * self.settings.shrink
+        watch.phases.append(Phase(rate, step))
+        # A quarter of the step size needs four times the steps to get anywhere: too short a phase would seem to stay.
+        watch.previous, watch.length, watch.look = watch.average, round(self.settings.block / rate), 0
+        average = jax.tree.map(lambda a, x: a.astype(x.dtype), watch.average, state.unconstrained)
+        return state._replace(
+            rate=state.rate * 0 + rate,
+            unconstrained=average,
+            blocks=Blocks.empty(average, watch.length),
+        )
