@@ -1,7 +1,8 @@
-"""Pictures of a fit."""
+"""A fit on one page: the bound, the noise of the gradient, the step size, and where and why it stopped."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import numpy as np
 if TYPE_CHECKING:
     from legrad.fitting.result import FitResult
 
+_BLUE, _RED, _GREEN, _GREY, _INK = "#2471a3", "#c0392b", "#1e8449", "#7f8c8d", "#2c3e50"
+
 
 def plot_fit(result: FitResult, path: Any = None) -> Any:
-    """The ELBO by step with its running mean.
+    """The ELBO with its running mean, the gradient's variance and the step size, by step.
 
     Args:
         result: what `legrad.fit` gave.
@@ -21,21 +24,106 @@ def plot_fit(result: FitResult, path: Any = None) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'legrad[plots]'") from error
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    auto = bool(result.phases)
+    heights = [3.0, 1.4, 0.9] if auto else [3.0, 1.4]
+    words = textwrap.wrap(result.status, 110)
+    figure = Figure(figsize=(8.5, 1.3 + sum(heights) + 0.18 * len(words)), layout="constrained")
+    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    _bound(panels[0], result)
+    _noise(panels[1], result)
+    if auto:
+        _step_size(panels[2], result)
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(colors=_INK)
+        panel.grid(axis="y", color="#ecf0f1", linewidth=0.8)
+        panel.set_axisbelow(True)
+        panel.margins(x=0.01)
+    for panel in panels:
+        _phases(panel, result)
+    panels[-1].set_xlabel("step")
+    panels[-1].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    figure.align_ylabels(panels)
+    badge, colour = ("converged", _GREEN) if result.converged else ("not converged" if auto else "fixed steps", _GREY)
+    if auto and not result.converged:
+        colour = _RED
+    figure.suptitle(
+        f"{result.method}, {result.steps:,} steps in {result.seconds:.1f} s", x=0.02, ha="left", color=_INK
+    )
+    figure.text(0.985, 0.985, badge, ha="right", va="top", color="white", fontsize=10, fontweight="bold",
+                bbox={"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "none"})  # fmt: skip
+    figure.supxlabel("\n".join(words), x=0.02, ha="left", fontsize=9, color=_INK)
+    if path is not None:
+        figure.savefig(path, dpi=130)
+    return figure
+
+
+def _bound(axes: Any, result: FitResult) -> None:
     elbo, window = result.elbo, max(1, len(result.elbo) // 50)
-    mean = np.convolve(elbo, np.ones(window) / window, mode="valid")
     steps = np.arange(1, len(elbo) + 1)
-    axes.plot(steps, elbo, color="#2471a3", alpha=0.25, linewidth=0.6, label="each step")
-    axes.plot(steps[window - 1 :], mean, color="#c0392b", label=f"mean of {window} steps")
+    for other in result.restarts:
+        if not np.array_equal(other.elbo, elbo):
+            axes.plot(*_running(other.elbo, window), color=_GREY, alpha=0.6, linewidth=0.9)
+    axes.plot(steps, elbo, color=_BLUE, alpha=0.25, linewidth=0.6, label="each step")
+    axes.plot(*_running(elbo, window), color=_RED, label=f"mean of {window:,} steps")
+    if result.restarts:
+        axes.plot([], [], color=_GREY, alpha=0.6, label="other starts")
     finite = elbo[np.isfinite(elbo)]
     if len(finite) > 10:
         # The first steps are often far below: let the picture show where the fit ends up.
         low, high = np.percentile(finite, [5, 100])
+        tail = finite[len(finite) // 2 :]
+        low = min(low, tail.min(), np.median(tail) - 3 * np.std(tail))
         axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    axes.set(xlabel="step", ylabel="ELBO", title=f"{type(result.estimator).__name__}, {result.seconds:.1f} s")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
-    if path is not None:
-        figure.savefig(path, dpi=130)
-    return figure
+    axes.set_ylabel("ELBO", color=_INK)
+    axes.legend(frameon=True, framealpha=0.8, edgecolor="none", loc="lower right", fontsize=9)
+
+
+def _noise(axes: Any, result: FitResult) -> None:
+    noise = result.gradient_variance
+    seen = np.isfinite(noise) & (noise > 0)
+    steps = np.arange(1, len(noise) + 1)
+    if seen.any():
+        axes.plot(steps[seen], noise[seen], color=_BLUE, alpha=0.25, linewidth=0.6)
+        axes.plot(*_running(np.where(seen, noise, np.nan), max(1, len(noise) // 50)), color=_RED)
+        axes.set_yscale("log")
+        low, high = np.percentile(noise[seen], [0.5, 100])
+        axes.set_ylim(low / 2, high * 2)
+    else:
+        axes.text(0.5, 0.5, "no noise", transform=axes.transAxes, ha="center", color=_GREY)
+    axes.set_ylabel("gradient\nvariance", color=_INK)
+
+
+def _step_size(axes: Any, result: FitResult) -> None:
+    for phase in result.phases:
+        stop = phase.stop if phase.stop >= 0 else result.steps
+        axes.plot([phase.start, stop], [phase.rate] * 2, color=_INK, linewidth=2, solid_capstyle="butt")
+        axes.annotate(f"×{phase.rate:.3g}", (phase.start, phase.rate), xytext=(3, 3), textcoords="offset points",
+                      fontsize=8, color=_INK)  # fmt: skip
+    axes.set_yscale("log")
+    rates = [phase.rate for phase in result.phases]
+    axes.set_ylim(min(rates) / 2, max(rates) * 4)
+    axes.set_yticks([])
+    axes.minorticks_off()
+    axes.set_ylabel("step size", color=_INK)
+
+
+def _phases(axes: Any, result: FitResult) -> None:
+    """Lines where the step size changed, the averaged iterates in green, and a line where the fit ended."""
+    for phase in result.phases[1:]:
+        axes.axvline(phase.start, color=_GREY, linewidth=0.8, linestyle=(0, (2, 3)))
+    if result.converged and result.phases:
+        axes.axvspan(result.phases[-1].averaged, result.steps, color=_GREEN, alpha=0.10, linewidth=0)
+        if axes.get_ylabel() == "ELBO":
+            axes.annotate("averaged", (result.phases[-1].averaged, 1.0), xycoords=("data", "axes fraction"),
+                          xytext=(4, -12), textcoords="offset points", fontsize=8, color=_GREEN)  # fmt: skip
+    axes.axvline(result.steps, color=_GREEN if result.converged else _GREY, linewidth=1.2)
+
+
+def _running(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of the last `window` values at each step, of those that are finite."""
+    finite = np.isfinite(values)
+    sums, counts = (np.cumsum(np.concatenate([[0.0], x])) for x in (np.where(finite, values, 0.0), finite))
+    with np.errstate(invalid="ignore"):
+        mean = (sums[window:] - sums[:-window]) / (counts[window:] - counts[:-window])
+    return np.arange(window, len(values) + 1), mean

@@ -1,7 +1,7 @@
 """Checkpoints: all that the next step depends on, in one file that is replaced as a whole.
 
 A checkpoint knows which fit it is of: parameters, key, estimator, data, the ELBO of the first draw term by term, and
-what the optimizer makes of a gradient of ones. A fit takes only its own up again, and ends as if nothing had happened.
+what the optimizer makes of a gradient of ones. A fit takes up only its own, and ends as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -104,14 +104,10 @@ class Checkpoint:
         at, old_steps = numbers["at"], numbers["limits"]
         if at > steps:
             raise CheckpointError(
-                f"the checkpoint in '{self.path.parent}' is {at} steps into the fit, but steps={steps}: give at least "
-                f"steps={at}, or {remedy}"
+                f"the checkpoint in '{self.path.parent}' is {at} steps into the fit, but steps={steps}: give "
+                f"at least steps={at}, or {remedy}"
             )
-        whole = begin.state._replace(elbo=0, noise=0)
         leaves = container.unflat("state", begin.state, arrays)
-        for got, want in zip(jax.tree.leaves(leaves._replace(elbo=0, noise=0)), jax.tree.leaves(whole), strict=True):
-            if np.shape(got) != np.shape(want):
-                raise CheckpointError(f"the checkpoint in '{self.path.parent}' has arrays of other shapes: {remedy}")
         room = [(0, 0)] * (begin.state.elbo.ndim - 1) + [(0, steps - at)]
         elbo, noise = (np.pad(x, room, constant_values=np.nan) for x in (leaves.elbo, leaves.noise))
         state = jax.tree.map(jnp.asarray, leaves._replace(elbo=elbo, noise=noise))
@@ -133,8 +129,8 @@ class Checkpoint:
             other = theirs.get(what)
             if not _same(mine, other):
                 raise CheckpointError(
-                    f"the checkpoint in '{self.path.parent}' is of another fit: its {what} is {_short(other)}, here it "
-                    f"is {_short(mine)}. It was left as it is: {remedy}"
+                    f"the checkpoint in '{self.path.parent}' is of another fit: its {what} is {_short(other)}, "
+                    f"here it is {_short(mine)}. It was left as it is: {remedy}"
                 )
 
 

@@ -61,7 +61,12 @@ def name_failure(program: Program, unconstrained: dict[str, Any], key: jax.Array
             return f"the gradient of {name} with respect to '{where[0]}' is not finite"
     gradient = jax.grad(
         lambda u: program.estimator.loss(
-            key, program.parameters.constrain(u) | given.plates, program.model, program.guide, *given.args, **given.kwargs
+            key,
+            program.parameters.constrain(u) | given.plates,
+            program.model,
+            program.guide,
+            *given.args,
+            **given.kwargs,
         )
     )(unconstrained)
     where = _not_finite(gradient)

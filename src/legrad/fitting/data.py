@@ -140,14 +140,14 @@ class Feed:
             }
         if not found and self.data.size < self.data.rows:
             raise ValueError(
-                f"no plate of the model has {self.data.rows} rows and subsample_size={self.data.size}, so the ELBO of "
-                f"a minibatch would not be scaled to all rows: write numpyro.plate('rows', {self.data.rows}, "
+                f"no plate of the model has {self.data.rows} rows and subsample_size={self.data.size}, so the ELBO "
+                f"of a minibatch would not be scaled to all rows: write numpyro.plate('rows', {self.data.rows}, "
                 f"subsample_size={self.data.size}) around the data. Its plates are: {'; '.join(seen) or 'none'}"
             )
         self.plates = tuple(sorted(found))
 
     def load(self, step: int) -> Loaded:
-        """The data of `step` and of those after it, up to the next multiple of `capacity`; the next ones are begun."""
+        """The data of `step` and of those after it, to the next multiple of `capacity`; the next ones are begun."""
         if self.data is None:
             return Loaded(self.arrays)
         assert self._thread is not None

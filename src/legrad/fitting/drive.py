@@ -1,7 +1,7 @@
-"""The loop outside of the compiled steps: it looks at the clock, asks whether to stop, calls back, and keeps checkpoints.
+"""The loop around the compiled steps: it looks at the clock, asks whether to stop, calls back, keeps checkpoints.
 
-Whatever happens here happens between two steps. What decides the result happens at steps that the clock does not choose,
-so that a fit that was killed ends like one that was not.
+Whatever happens here happens between two steps. What decides the result happens at steps that the clock does not
+choose, so that a fit that was killed ends like one that was not.
 """
 
 from __future__ import annotations
@@ -71,7 +71,11 @@ class Drive:
                     now = self._advance(now)
             except KeyboardInterrupt:
                 ended = "it was interrupted"
-        if self.checkpoint is not None and (now.at != self._saved or fresh) and not ended.startswith("the checkpoint"):
+        if (
+            self.checkpoint is not None
+            and (now.at != self._saved or fresh)
+            and not ended.startswith("the checkpoint")
+        ):
             ended = self._save(now) or ended
         return now, ended
 
@@ -166,7 +170,9 @@ class Drive:
         timed = not math.isinf(self.seconds)
         form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}" if timed else None
         total = self.seconds if timed else None if self.stoppings else self.steps
-        return tqdm(total=total, initial=0 if timed else now.at, disable=hide, unit="step", desc=label, bar_format=form)
+        return tqdm(
+            total=total, initial=0 if timed else now.at, disable=hide, unit="step", desc=label, bar_format=form
+        )
 
     def _show(self, now: Progress, bar: Any) -> None:
         timed = not math.isinf(self.seconds)

@@ -15,7 +15,7 @@ from legrad.fitting.checks import name_failure
 from legrad.fitting.judge import Judge
 from legrad.fitting.result import FitResult
 from legrad.fitting.step import Program
-from legrad.fitting.stopping import Watch
+from legrad.fitting.stopping import Watch, answer
 from legrad.messages import FitWarning
 from legrad.problem import Problem
 
@@ -39,7 +39,8 @@ def finish(
         took: how many it took.
     """
     results = [_one(program, now, i, ended, steps, seconds, took) for i in range(len(now.limits))]
-    best, elsewhere = 0, ()
+    best = 0
+    elsewhere: tuple[int, ...] = ()
     if len(results) > 1:
         best, elsewhere = _compare(program, judge, now, results)
     result = results[best]
@@ -62,10 +63,12 @@ def _one(
     done = min(now.at, int(now.limits[start]))
     watch = now.watches[start] if now.watches else None
     converged = watch is not None and bool(watch.verdict)
-    unconstrained = _end(program, now, start)
+    unconstrained, since = _end(program, now, start)
     elbo = np.asarray(state.elbo)
     if start in now.failures:
-        status = _failure(program, now.failures[start], start, state, float(elbo[done]) if done < len(elbo) else math.nan)
+        status = _failure(
+            program, now.failures[start], start, state, float(elbo[done]) if done < len(elbo) else math.nan
+        )
     elif converged:
         assert watch is not None
         status = _converged(watch, done)
@@ -73,7 +76,7 @@ def _one(
         status = f"stopped at step {done:,}: {ended}"
     else:
         limit = f"{steps:,} steps" if done >= steps else f"{seconds:g} seconds, {done:,} steps"
-        status = _unfinished(watch, elbo[:done], limit)
+        status = _unfinished(watch, elbo[:done], limit, since)
     params = program.parameters.constrain(unconstrained)
     first = program.feed.at(program.feed.load(max(0, now.at - 1)), max(0, now.at - 1))
     return FitResult(
@@ -93,10 +96,11 @@ def _one(
     )
 
 
-def _end(program: Program, now: Progress, start: int) -> Any:
-    """The unconstrained parameters that a start ended with: the average, where it has converged."""
-    watch = now.watches[start] if now.watches else None
-    return watch.average if watch is not None and watch.verdict else program.take(now.state.unconstrained, start)
+def _end(program: Program, now: Progress, start: int) -> tuple[Any, int | None]:
+    """The unconstrained parameters that a start ended with, and since when they are averaged."""
+    if now.watches and start not in now.failures:
+        return answer(now.watches[start], program.take(now.state, start))
+    return program.take(now.state.unconstrained, start), None
 
 
 def _failure(program: Program, step: int, start: int, state: Any, elbo: float) -> str:
@@ -108,36 +112,40 @@ def _failure(program: Program, step: int, start: int, state: Any, elbo: float) -
         what = f"the ELBO is {elbo} ({error})"
     return (
         f"stopped at step {step:,}, which is not finite: {what}. The parameters are those before that step. Try a "
-        "smaller learning rate, optax.clip_by_global_norm, or other initial values; or look at that site's distribution"
+        "smaller learning rate, optax.clip_by_global_norm, or other initial values, and look at that site"
     )
 
 
 def _converged(watch: Watch, done: int) -> str:
     last = watch.phases[-1]
+    rhat = f"R-hat {last.rhat:.2f}{', of parameters whose drift does not move the guide' if last.flat else ''}"
     return (
-        f"converged after {done:,} steps: R-hat {last.rhat:.2f}, and from the last step size to this one the guide moved "
-        f"by {last.moved:.2g} of its standard deviations; the parameters are the average since step {last.averaged:,}, "
-        f"to {last.error:.2g} standard deviations"
+        f"converged after {done:,} steps: {rhat}. From the step size before to the last one the guide moved by "
+        f"{last.moved:.2g} of its standard deviations; the parameters are the average since step {last.averaged:,}, "
+        f"right to {last.error:.2g} standard deviations"
     )
 
 
-def _unfinished(watch: Watch | None, elbo: np.ndarray, limit: str) -> str:
+def _unfinished(watch: Watch | None, elbo: np.ndarray, limit: str, since: int | None) -> str:
     trend = _trend(elbo)
     if watch is None:
         return f"took the {limit} that it was given; {trend}. stop='auto' would say whether it has converged"
     phase = watch.phases[-1]
+    what = "the last iterate" if since is None else f"the average since step {since:,}"
     if math.isinf(phase.rhat):
         why = "there were too few steps to judge"
     elif math.isinf(phase.error):
-        why = f"the iterates are not stationary at the {_ordinal(len(watch.phases))} step size (R-hat {phase.rhat:.2f})"
+        why = (
+            f"the iterates are not stationary at the {_ordinal(len(watch.phases))} step size (R-hat {phase.rhat:.2f})"
+        )
     else:
         why = (
-            f"the average of the iterates is right to {phase.error:.2g} standard deviations of the guide only, or still "
-            f"moved (by {phase.moved:.2g}) with the step size"
+            f"the average of the iterates is right to {phase.error:.2g} standard deviations of the guide only, or "
+            f"still moved (by {phase.moved:.2g}) with the step size"
         )
     return (
-        f"not converged after {limit}: {why}; {trend}. Try more steps, an estimator with less noise "
-        "(LocalExpectation, more pivots or samples, larger minibatches), or a larger learning rate"
+        f"not converged after {limit}: {why}; {trend}. The parameters are {what}. Try more steps, an estimator "
+        "with less noise (LocalExpectation, more pivots or samples, larger minibatches), or a larger learning rate"
     )
 
 
@@ -155,7 +163,7 @@ def _trend(elbo: np.ndarray) -> str:
     if abs(rise) > 3 * error and abs(rise) > 1e-6 * abs(late.mean()):
         per = 1000 * rise / (len(tail) / 2)
         return f"the ELBO still {'rises' if rise > 0 else 'falls'}, by {abs(per):.2g} nats in 1,000 steps"
-    return "the ELBO shows no trend any more"
+    return "the ELBO shows no clear trend any more"
 
 
 def _ordinal(n: int) -> str:
@@ -165,7 +173,7 @@ def _ordinal(n: int) -> str:
 def _compare(program: Program, judge: Judge, now: Progress, results: list[FitResult]) -> tuple[int, tuple[int, ...]]:
     """The start with the best ELBO, and those that ended elsewhere with one that is not much worse."""
     key, loaded = program.keys[0], program.feed.load(max(0, now.at - 1))
-    ends = [_end(program, now, i) for i in range(len(results))]
+    ends = [_end(program, now, i)[0] for i in range(len(results))]
     elbos = [judge.elbo(end, key, loaded, _RANK_DRAWS) for end in ends]
     elbos = [e if math.isfinite(e) and i not in now.failures else -math.inf for i, e in enumerate(elbos)]
     best = int(np.argmax(elbos))
@@ -174,7 +182,9 @@ def _compare(program: Program, judge: Judge, now: Progress, results: list[FitRes
         for i, elbo in enumerate(elbos)
         if i != best
         and elbo > elbos[best] - _MUCH_WORSE
-        and not max(judge.distance(ends[best], ends[i], key, loaded), judge.distance(ends[i], ends[best], key, loaded))
+        and not max(
+            judge.distance(ends[best], ends[i], key, loaded), judge.distance(ends[i], ends[best], key, loaded)
+        )
         < _APART
     ]
     return best, tuple(elsewhere)

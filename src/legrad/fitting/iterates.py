@@ -25,7 +25,7 @@ class Blocks(NamedTuple):
 
     mean: Any
     squares: Any
-    count: jax.Array  # iterates seen
+    seen: jax.Array  # how many iterates
     length: jax.Array  # steps of a block
 
     @classmethod
@@ -36,19 +36,21 @@ class Blocks(NamedTuple):
 
     def add(self, iterate: Any) -> Blocks:
         """Put one more iterate in (compiled; the caller merges before the blocks are full)."""
-        block, seen = self.count // self.length, self.count % self.length
+        block, inside = self.seen // self.length, self.seen % self.length
 
         def update(x: jax.Array, mean: jax.Array, squares: jax.Array) -> tuple[jax.Array, jax.Array]:
-            fresh = seen == 0
+            fresh = inside == 0
             old = jnp.where(fresh, x, mean[block])
-            new = old + (x - old) / (seen + 1).astype(x.dtype)
+            new = old + (x - old) / (inside + 1).astype(x.dtype)
             spread = jnp.where(fresh, 0.0, squares[block]) + (x - old) * (x - new)
             return mean.at[block].set(new), squares.at[block].set(spread)
 
         leaves, structure = jax.tree.flatten(iterate)
-        both = [update(*a) for a in zip(leaves, jax.tree.leaves(self.mean), jax.tree.leaves(self.squares), strict=True)]
+        both = [
+            update(*a) for a in zip(leaves, jax.tree.leaves(self.mean), jax.tree.leaves(self.squares), strict=True)
+        ]
         mean, squares = (jax.tree.unflatten(structure, [pair[i] for pair in both]) for i in (0, 1))
-        return Blocks(mean, squares, self.count + 1, self.length)
+        return Blocks(mean, squares, self.seen + 1, self.length)
 
 
 @jax.jit
@@ -66,7 +68,7 @@ def merged(blocks: Blocks) -> Blocks:
     return Blocks(
         jax.tree.map(mean, blocks.mean),
         jax.tree.map(squares, blocks.squares, blocks.mean),
-        blocks.count,
+        blocks.seen,
         2 * blocks.length,
     )
 
@@ -107,9 +109,7 @@ def split_rhat(blocks: Blocks, first: jax.Array, second: jax.Array) -> dict[str,
         return jnp.where(still, 1.0, jnp.where(within > 0, jnp.sqrt(ratio), jnp.inf))
 
     def worst(mean: Any, squares: Any) -> jax.Array:
-        values = [
-            jnp.ravel(one(m, s)) for m, s in zip(jax.tree.leaves(mean), jax.tree.leaves(squares), strict=True)
-        ]
+        values = [jnp.ravel(one(m, s)) for m, s in zip(jax.tree.leaves(mean), jax.tree.leaves(squares), strict=True)]
         return most(jnp.concatenate(values))
 
     return {name: worst(blocks.mean[name], blocks.squares[name]) for name in blocks.mean}

@@ -40,14 +40,17 @@ class Judge:
 
     def distance(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> float:
         """Between the guides at two sets of unconstrained parameters: what 95% of a site's elements keep under."""
-        found = jax.device_get(self._distances(a, b, key, loaded))
-        return float(max(found.values(), default=0.0))
+        return max(self.distances(a, b, key, loaded).values(), default=0.0)
+
+    def distances(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> dict[str, float]:
+        """The same for each site."""
+        return {name: float(d) for name, d in jax.device_get(self._distances(a, b, key, loaded)).items()}
 
     def gain(self, a: Any, b: Any, key: jax.Array, loaded: Loaded, number: int = _GAIN_DRAWS) -> tuple[float, float]:
         """ELBO at b minus ELBO at a, and its standard error."""
-        differences = self._gains(a, b, jax.random.split(key, number), loaded)
-        error = jnp.std(differences, ddof=1) / number**0.5
-        return float(jnp.mean(differences)), float(error)
+        keys = jax.random.split(key, number)
+        differences = self._elbos(b, keys, loaded) - self._elbos(a, keys, loaded)
+        return float(jnp.mean(differences)), float(jnp.std(differences, ddof=1) / number**0.5)
 
     def elbo(self, a: Any, key: jax.Array, loaded: Loaded, number: int = _GAIN_DRAWS) -> float:
         """The ELBO at unconstrained parameters; the same key gives the same noise."""
@@ -67,8 +70,7 @@ class Judge:
 
             def divergence(noise: Noise) -> dict[str, jax.Array]:
                 return {
-                    name: jnp.exp(jnp.minimum(-d, 40.0)) - 1.0 + d
-                    for name, d in here.log_ratio(there, noise).items()
+                    name: jnp.exp(jnp.minimum(-d, 40.0)) - 1.0 + d for name, d in here.log_ratio(there, noise).items()
                 }
 
             noise = draws(key, _DRAWS)
@@ -84,11 +86,3 @@ class Judge:
     def _elbos(self, a: Any, keys: jax.Array, loaded: Loaded) -> jax.Array:
         with known(loaded.arrays, self.program.feed.arrays):
             return jax.lax.map(lambda x: self._elbo(a, x[0], loaded, x[1]), (keys, jnp.arange(len(keys))))
-
-    @partial(jax.jit, static_argnums=0)
-    def _gains(self, a: Any, b: Any, keys: jax.Array, loaded: Loaded) -> jax.Array:
-        def one(x: Any) -> jax.Array:
-            return self._elbo(b, x[0], loaded, x[1]) - self._elbo(a, x[0], loaded, x[1])
-
-        with known(loaded.arrays, self.program.feed.arrays):
-            return jax.lax.map(one, (keys, jnp.arange(len(keys))))

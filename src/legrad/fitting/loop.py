@@ -83,7 +83,7 @@ def fit(
         >>> result.params, result.converged, result.status
     """
     begun = time.perf_counter()
-    rule = AutoStop() if stop == "auto" else stop
+    rule: Any = AutoStop() if stop == "auto" else stop
     estimator = LocalExpectation() if estimator is None else estimator
     optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
     steps = (_STEPS if rule is None else _STEPS_AUTO) if steps is None else steps
@@ -102,7 +102,9 @@ def fit(
         problem = Problem(model, guide, parameters.initial | first.plates, first.args, first.kwargs)
         terms = check_start(problem, of_check)
 
-        keys = [of_steps] if restarts == 1 else [of_steps, *jax.random.split(jax.random.fold_in(key, 1), restarts - 1)]
+        keys = (
+            [of_steps] if restarts == 1 else [of_steps, *jax.random.split(jax.random.fold_in(key, 1), restarts - 1)]
+        )
         starts = [parameters.unconstrain(parameters.initial)]
         for start_key in keys[1:]:
             other = Parameters(model, guide, first.args, first.kwargs, jax.random.fold_in(start_key, 0), init_params)

@@ -17,7 +17,8 @@ from legrad.fitting.stopping import Phase
 from legrad.problem import Problem
 
 if TYPE_CHECKING:
-    from legrad.diagnostics.psis import Diagnosis, ElboEstimate
+    from legrad.diagnostics.diagnosis import Diagnosis
+    from legrad.diagnostics.psis import ElboEstimate
 
 _KIND = "result"
 
@@ -28,7 +29,7 @@ class FitResult:
 
     Attributes:
         params: the parameters of model and guide, constrained, by name.
-        converged: whether `stop="auto"` found that more steps would change nothing; False for a fixed number of steps.
+        converged: whether `stop="auto"` found that more steps would change nothing; False for fixed steps.
         status: a sentence that says how the fit ended, and what to try next.
         elbo: the ELBO estimate of every step.
         steps: how many steps were taken.
@@ -107,7 +108,7 @@ class FitResult:
 
     def diagnose(self, key: jax.Array, n: int = 4000) -> Diagnosis:
         """All that is known against this fit: convergence, other modes, k-hat, and moments after reweighting."""
-        from legrad.diagnostics.psis import diagnose
+        from legrad.diagnostics.diagnosis import diagnose
 
         found = diagnose(self.problem, key, n)
         against = [] if self.converged else [f"the fit has not converged: {self.status}"]
@@ -117,8 +118,8 @@ class FitResult:
 
     def _other_modes(self) -> str:
         return (
-            f"{len(self.elsewhere)} of {len(self.restarts)} starts ended at another guide with an ELBO that is not much "
-            "worse: the posterior has several modes (or labels that can be exchanged), and the guide covers one of them"
+            f"{len(self.elsewhere)} of {len(self.restarts)} starts ended at another guide with an ELBO that is not "
+            "much worse: the posterior has several modes (or labels to exchange), and the guide covers one of them"
         )
 
     def to_arviz(self, key: jax.Array, num_samples: int = 1000, **names: Any) -> Any:

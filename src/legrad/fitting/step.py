@@ -152,7 +152,9 @@ class Program:
             memory=memory,
             rate=state.rate,
             elbo=state.elbo.at[i].set(-value),
-            noise=state.noise.at[i].set(jnp.where(i > 0, _half_squared_difference(gradient, state.gradient), jnp.nan)),
+            noise=state.noise.at[i].set(
+                jnp.where(i > 0, _half_squared_difference(gradient, state.gradient), jnp.nan)
+            ),
             gradient=gradient,
             blocks=None if state.blocks is None else state.blocks.add(new),
             failed=failed,

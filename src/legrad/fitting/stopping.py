@@ -1,11 +1,12 @@
 """When a fit is done: phases of smaller and smaller steps, until a smaller step would change nothing.
 
 After RAABBVI (Welandawe et al., "A framework for improving the reliability of black-box variational inference"). In a
-phase the step size stays. It ends when the iterates are stationary: split R-hat of the parameters, or what drift R-hat
-sees is predicted to lead nowhere. Their average is the phase's answer, and the start of the next phase,
+phase the step size stays. It ends when the iterates are stationary: split R-hat of the parameters, or what R-hat sees
+means nothing to the guide. Their average is the phase's answer, and the start of the next phase,
 whose steps are `shrink` times as large. The fit is done when
 
-    the guide moved less than the tolerance from one phase's average to the next,
+    the guide would move less than the tolerance in all phases to come, if it moves like `shrink` (the average is off
+    by a multiple of the step size, so each phase moves it by `shrink` times what the phase before did),
     the Monte Carlo error of the average is within the tolerance (averages of odd and even blocks agree), and
     the ELBO gained less than half a percent of what was gained since the start.
 
@@ -72,6 +73,7 @@ class Phase:
         stop: the step after its last one; -1 while it lasts.
         averaged: the first step of the iterates that were averaged.
         rhat: split R-hat at the last look, the worst parameter's.
+        flat: whether it was high and meant nothing to the guide.
         error: Monte Carlo error of the average, in standard deviations of q.
         moved: distance to the average of the phase before.
         gained: by which the ELBO is above that of the phase before.
@@ -82,6 +84,7 @@ class Phase:
     stop: int = -1
     averaged: int = -1
     rhat: float = math.inf
+    flat: bool = False
     error: float = math.inf
     moved: float = math.inf
     gained: float = math.nan
@@ -117,6 +120,24 @@ class Watch:
 
 
 _TREES = ("previous", "average", "error")
+
+
+def answer(watch: Watch, state: State) -> tuple[Any, int | None]:
+    """The parameters to give back, and the first step of their average; None if they are the last iterate.
+
+    A fit that has converged, or whose last phase is stationary, has an average. A later phase that is not began at
+    the average of one that was: what it has of iterates is averaged too.
+    """
+    phase, blocks = watch.phases[-1], state.blocks
+    assert blocks is not None
+    if math.isfinite(phase.error):
+        return watch.average, phase.averaged
+    filled = int(blocks.seen) // int(blocks.length)
+    if watch.previous is None or filled < 4:
+        return state.unconstrained, None
+    return iterates.average(
+        blocks, iterates.mask(range(filled // 4, filled))
+    ), phase.start + filled // 4 * watch.length
 
 
 @dataclass
@@ -158,7 +179,7 @@ class Stopping:
         assert blocks is not None
         filled = _LOOKS[watch.look]
         key = jax.random.fold_in(self.key, step)
-        window = self._stationary(blocks, filled, key, loaded)
+        window = self._stationary(state, filled, key, loaded)
         if window is not None:
             state, blocks = self._settle(step, state, window, key, loaded)
             if self.done or watch.phases[-1].start == step:
@@ -169,37 +190,60 @@ class Stopping:
             blocks = iterates.merged(blocks)
         return state._replace(blocks=blocks)
 
-    def _stationary(self, blocks: Blocks, filled: int, key: jax.Array, loaded: Loaded) -> range | None:
+    def _stationary(self, state: State, filled: int, key: jax.Array, loaded: Loaded) -> range | None:
         """The longest last part of the phase that is stationary; None if no part is."""
-        phase = self.watch.phases[-1]
+        phase, blocks = self.watch.phases[-1], state.blocks
+        assert blocks is not None
         least = math.inf
         for skipped in (0, filled // 4, filled // 2):
             window = range(skipped + (filled - skipped) % 2, filled)
             half = (window.start + window.stop) // 2
-            found = iterates.split_rhat(blocks, iterates.mask(range(window.start, half)), iterates.mask(range(half, filled)))
+            found = iterates.split_rhat(
+                blocks, iterates.mask(range(window.start, half)), iterates.mask(range(half, filled))
+            )
             rhat = max(float(value) for value in found.values())
             least = min(least, rhat)
             if rhat <= self.settings.rhat:
-                phase.rhat = rhat
+                phase.rhat, phase.flat = rhat, False
                 return window
         phase.rhat = least
-        return window if self._leads_nowhere(blocks, window, key, loaded) else None
+        phase.flat = self._leads_nowhere(state, window, key, loaded)
+        return window if phase.flat else None
 
-    def _leads_nowhere(self, blocks: Blocks, window: range, key: jax.Array, loaded: Loaded) -> bool:
-        """Whether the drift slows down so that what is still to come is within the tolerance.
+    def _leads_nowhere(self, state: State, window: range, key: jax.Array, loaded: Loaded) -> bool:
+        """Whether what R-hat sees in the parameters means nothing to the guide, now and later.
 
-        With averages of four parts of the window a distance r^k d apart, k = 0, 1, ..., what is left is a
-        geometric sum.
+        After a stationary phase of larger steps nothing is far away: the halves of the window must agree, no more.
+        In the first phase, R-hat of the guide must be low: the halves' distance against that of an iterate from its
+        half. Or the drift must slow down: with averages of four parts of the window a distance r^k d apart,
+        k = 0, 1, ..., what is left is a geometric sum.
         """
+        blocks, judge = state.blocks, self.judge
+        assert blocks is not None
         edges = np.linspace(window.start, window.stop, 5).astype(int)
-        parts = [iterates.average(blocks, iterates.mask(range(a, b))) for a, b in zip(edges[:-1], edges[1:], strict=True)]
-        early, late = (self.judge.distance(parts[i], parts[i + 1], key, loaded) for i in (0, 2))
-        if late == 0.0:
+
+        def part(first: int, last: int) -> Any:
+            return iterates.average(blocks, iterates.mask(range(edges[first], edges[last])))
+
+        early, late = part(0, 2), part(2, 4)
+        between = judge.distances(early, late, key, loaded)
+        if self.watch.previous is not None:
+            return max(between.values(), default=0.0) <= self.settings.tolerance
+        within = judge.distances(late, state.unconstrained, key, loaded)
+        if all(
+            math.sqrt(1.0 + 0.5 * (between[k] / within[k]) ** 2) <= self.settings.rhat for k in between if within[k]
+        ):
             return True
-        if not late < early:
+        first, last = (
+            judge.distance(part(0, 1), part(1, 2), key, loaded),
+            judge.distance(part(2, 3), part(3, 4), key, loaded),
+        )
+        if last == 0.0:
+            return True
+        if not last < first:
             return False
-        ratio = math.sqrt(late / early)
-        return late * ratio / (1.0 - ratio) <= self.settings.tolerance
+        ratio = math.sqrt(last / first)
+        return last * ratio / (1.0 - ratio) <= self.settings.tolerance
 
     def _settle(self, step: int, state: State, window: range, key: jax.Array, loaded: Loaded) -> tuple[State, Blocks]:
         """A stationary phase: take its average, and go on to smaller steps, or end, or stay for a better average."""
@@ -219,8 +263,9 @@ class Stopping:
         moved = math.sqrt(max(0.0, phase.moved**2 - noise**2)) if math.isfinite(phase.moved) else math.inf
         phase.gained, unsure = judge.gain(watch.previous, watch.average, key, loaded)
         since_start, _ = judge.gain(self.start, watch.average, key, loaded)
+        left = moved * settings.shrink / (1.0 - settings.shrink)  # were the steps made smaller again and again
         worth = phase.gained - 2.0 * unsure > settings.gain * abs(since_start)
-        if moved > settings.tolerance or worth:
+        if left > settings.tolerance or worth:
             return self._next(step, state), blocks
         if phase.error > settings.tolerance:
             return state, blocks

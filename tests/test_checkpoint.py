@@ -1,0 +1,234 @@
+"""Checkpoints: a fit that was ended in any way goes on to the same result, and no damaged file is taken for a good one."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import legrad
+from small_fit import fit, fit_rows, numbers, same
+
+AUTO = {"stop": legrad.AutoStop(tolerance=0.2), "steps": 4000}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """The same fits are compiled again and again here: let JAX keep what it compiled."""
+    folder = tmp_path_factory.mktemp("compiled")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+class Killed(BaseException):
+    """Stands for a kill inside one process."""
+
+
+def killed_at(step):
+    def callback(snapshot):
+        if snapshot.step == step:
+            raise Killed
+
+    return {"callback": callback, "callback_every": 10}
+
+
+@pytest.mark.parametrize(
+    ("run", "settings"),
+    [(fit, {"steps": 200}), (fit, AUTO), (fit, {**AUTO, "restarts": 3}), (fit_rows, {"steps": 200})],
+    ids=["fixed", "auto", "restarts", "minibatches"],
+)
+def test_a_killed_fit_ends_the_same(tmp_path, run, settings):
+    whole = numbers(run(**settings))
+    for step in (70, 130):
+        with pytest.raises(Killed):
+            run(**settings, checkpoint=tmp_path, checkpoint_every=30, **killed_at(step))
+    resumed = run(**settings, checkpoint=tmp_path, checkpoint_every=30)
+    assert same(numbers(resumed), whole)
+    again = run(**settings, checkpoint=tmp_path, checkpoint_every=30)  # there is nothing left to do
+    assert same(numbers(again), whole)
+    assert again.status == resumed.status
+
+
+def test_a_fit_can_be_made_longer(tmp_path):
+    fit(steps=100, checkpoint=tmp_path)
+    assert same(numbers(fit(steps=150, checkpoint=tmp_path)), numbers(fit(steps=150)))
+    with pytest.raises(legrad.CheckpointError, match="150 steps into the fit, but steps=20: give at least steps=150"):
+        fit(steps=20, checkpoint=tmp_path)
+
+
+def test_sigkill(tmp_path):
+    """The same with real processes; `benchmarks/survival.py` does it fifty times."""
+    script = Path(__file__).with_name("small_fit.py")
+
+    def start(name):
+        command = [sys.executable, str(script), str(tmp_path / name), str(tmp_path / f"{name}.npz")]
+        return subprocess.Popen(command, env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")})
+
+    assert start("whole").wait() == 0
+    killed = start("killed")
+    file = tmp_path / "killed" / "checkpoint.legrad"
+    while not file.exists() and killed.poll() is None:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert start("killed").wait() == 0
+    with np.load(tmp_path / "whole.npz") as whole, np.load(tmp_path / "killed.npz") as resumed:
+        assert same([whole[k] for k in whole.files], [resumed[k] for k in resumed.files])
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"estimator": legrad.LocalExpectation()}, "its estimator is legrad.DisARM"),
+        ({"optimizer": optax.adam(0.02)}, "its optimizer is"),
+        ({"optimizer": optax.sgd(0.01)}, "its optimizer is"),
+        ({"restarts": 2}, "its number of starts is 1, here it is 2"),
+        ({"stop": "auto"}, "its stopping rule is None"),
+    ],
+)
+def test_the_checkpoint_of_another_fit(tmp_path, other, what):
+    fit(steps=5, checkpoint=tmp_path)
+    before = (tmp_path / "checkpoint.legrad").read_bytes()
+    with pytest.raises(legrad.CheckpointError, match=what):
+        fit(**{"steps": 5, "checkpoint": tmp_path, "optimizer": optax.adam(0.01), **other})
+    assert (tmp_path / "checkpoint.legrad").read_bytes() == before
+
+
+def test_the_checkpoint_of_another_model(tmp_path, monkeypatch):
+    fit(steps=5, checkpoint=tmp_path)
+    monkeypatch.setattr("small_fit.Y", np.ones(8, np.float32))
+    with pytest.raises(legrad.CheckpointError, match="its data is"):
+        fit(steps=5, checkpoint=tmp_path)
+    monkeypatch.undo()
+    import numpyro
+    import numpyro.distributions as dist
+    import small_fit
+
+    def other(y):
+        m = numpyro.sample("m", dist.Normal(0.0, 2.0))
+        with numpyro.plate("N", len(y)):
+            z = numpyro.sample("z", dist.Bernoulli(0.3))
+            numpyro.sample("y", dist.Normal(m + 2.0 * z, 1.0), obs=y)
+
+    monkeypatch.setattr(small_fit, "model", other)
+    with pytest.raises(legrad.CheckpointError, match="its ELBO of the first draw is"):
+        fit(steps=5, checkpoint=tmp_path)
+
+
+def mutations(content, number):
+    """Bits flipped, pieces cut, swapped, repeated, zeroed; other files; nothing at all."""
+    rng = np.random.default_rng(0)
+    yield b""
+    yield b"\x00" * len(content)
+    yield b"PK\x03\x04" + content
+    for i in range(number - 3):
+        damaged = bytearray(content)
+        at, end = sorted(rng.integers(0, len(content), 2))
+        match i % 5:
+            case 0:
+                damaged[at] ^= 1 << rng.integers(8)
+            case 1:
+                del damaged[at:]
+            case 2:
+                damaged[at:end] = b"\x00" * (end - at)
+            case 3:
+                damaged[at:at] = damaged[at:end]
+            case _:
+                damaged[at : at + 4] = rng.bytes(4)
+        yield bytes(damaged)
+
+
+def test_damaged_checkpoints(tmp_path):
+    """200 mutations: each is a clear error that leaves the file alone, or the same fit."""
+    from legrad.fitting import container
+
+    whole = numbers(fit(steps=20, checkpoint=tmp_path))
+    file = tmp_path / "checkpoint.legrad"
+    content = file.read_bytes()
+    meant = container.read(file, "checkpoint")
+    errors = 0
+    for i, damaged in enumerate(mutations(content, 200)):
+        file.write_bytes(damaged)
+        try:
+            if i % 40 == 0:  # the whole way, now and then: a fit takes seconds
+                assert same(numbers(fit(steps=20, checkpoint=tmp_path)), whole)
+            else:
+                found = container.read(file, "checkpoint")
+                assert found[0] == meant[0]
+                assert same(list(found[1].values()), list(meant[1].values()))
+        except (legrad.CheckpointError, container.FileError) as error:
+            assert str(file) in str(error)
+            errors += 1
+        assert file.read_bytes() == damaged
+    assert errors > 190
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    whole = numbers(fit(steps=200))
+    calls = iter(range(100))
+    fsync = os.fsync
+
+    def full(descriptor):
+        if next(calls) >= 4:  # two checkpoints: a file and its folder each
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr("legrad.fitting.container.os.fsync", full)
+    with pytest.warns(legrad.FitWarning, match="the disk is full.*the one of step 60 is whole"):
+        result = fit(steps=200, checkpoint=tmp_path, checkpoint_every=30)
+    assert result.steps == 90
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.legrad"]
+    monkeypatch.undo()
+    assert same(numbers(fit(steps=200, checkpoint=tmp_path)), whole)
+
+
+def test_ctrl_c_returns_the_result_so_far(tmp_path):
+    def interrupt(snapshot):
+        if snapshot.step == 40:
+            raise KeyboardInterrupt
+
+    with pytest.warns(legrad.FitWarning, match="stopped at step 40: it was interrupted"):
+        result = fit(steps=200, checkpoint=tmp_path, callback=interrupt, callback_every=20)
+    assert result.steps == len(result.elbo) == 40
+    assert same(numbers(fit(steps=200, checkpoint=tmp_path)), numbers(fit(steps=200)))
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="is a file: give the name of a folder"):
+        fit(steps=5, checkpoint=tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_results_are_saved_and_loaded(tmp_path):
+    import small_fit
+
+    result = fit(**AUTO, restarts=2)
+    result.save(tmp_path / "fit.legrad")
+    guide = legrad.MeanField(small_fit.model)
+    loaded = legrad.load(tmp_path / "fit.legrad", small_fit.model, guide, args=(small_fit.Y,))
+    assert same(numbers(loaded), numbers(result))
+    assert (loaded.status, loaded.converged, loaded.steps) == (result.status, result.converged, result.steps)
+    assert str(loaded.phases) == str(result.phases)  # a NaN is not equal to itself
+    assert len(loaded.restarts) == 2
+    key = jax.random.key(3)
+    np.testing.assert_array_equal(loaded.sample(key, 5)["z"], result.sample(key, 5)["z"])
+    loaded.plot(tmp_path / "fit.png")
+    alone = legrad.load(tmp_path / "fit.legrad")
+    assert same(numbers(alone), numbers(result))
+    with pytest.raises(ValueError, match=r"loaded without its guide.*legrad.load\("):
+        alone.sample(key)
+    (tmp_path / "fit.legrad").write_bytes((tmp_path / "fit.legrad").read_bytes()[:-5])
+    with pytest.raises(ValueError, match="is damaged"):
+        legrad.load(tmp_path / "fit.legrad")
+    fit(steps=2, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="is not a result but a 'checkpoint'"):
+        legrad.load(tmp_path / "checkpoint.legrad")
