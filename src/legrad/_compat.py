@@ -1,10 +1,12 @@
-"""The only contact with `jax.extend` and with what differs between JAX versions."""
+"""The only contact with `jax.extend` and with what differs between versions of JAX and of ArviZ."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +91,39 @@ def source_line(eqn: Any) -> str:
     for frame in users or frames:
         return f"{Path(frame.file_name).name}:{frame.start_line}"
     return ""
+
+
+def arviz() -> Any:
+    """ArviZ, or an error that says how to install it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # version 0.23 announces version 1 once a day
+            return import_module("arviz")
+    except ImportError as error:
+        raise ImportError("this needs ArviZ: pip install 'legrad[arviz]'") from error
+
+
+def arviz_tree(groups: dict[str, dict[str, Any]], coords: Any, dims: Any) -> Any:
+    """Groups of arrays as ArviZ holds them: InferenceData before ArviZ 1, a DataTree since."""
+    az = arviz()
+    if int(az.__version__.split(".")[0]) < 1:
+        return az.from_dict(**groups, coords=coords, dims=dims)
+    return az.from_dict(groups, coords=coords, dims=dims)
+
+
+def pareto_smoothed(log_weights: np.ndarray, tail: int) -> tuple[np.ndarray, float]:
+    """ArviZ's PSIS with the `tail` largest weights as the tail: normalized smoothed log-weights, and k-hat.
+
+    ArviZ finds the size of the tail itself, from the number of draws and their relative efficiency: the efficiency
+    is set so that it finds `tail`. From version 1 on it takes log-likelihoods, which are minus the log-weights.
+    """
+    n = len(log_weights)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # ArviZ 0.23 announces version 1 once a day
+        az = arviz()
+        if int(az.__version__.split(".")[0]) < 1:
+            smoothed, k = az.psislw(np.array(log_weights), reff=9 * n / (tail - 0.25) ** 2)  # it rounds up
+        else:
+            array_stats = import_module("arviz_stats.base").array_stats
+            smoothed, k = array_stats.psislw(-log_weights, r_eff=9 * n / (tail + 0.25) ** 2)  # it rounds down
+    return np.asarray(smoothed), float(k)

@@ -32,6 +32,7 @@ from legrad.wrappers import strip
 _UNCOVERED = 1e-6  # prior mass that the window of a count may leave out
 _MAX_WINDOW = 256
 _PRIOR_DRAWS = 32
+_FAR = 5.0  # how far another start may be, in the unconstrained space
 _INIT_PROBABILITY = 0.9  # of a discrete value named in `init`
 
 
@@ -234,6 +235,19 @@ class MeanField:
                 values[name] = factor.sample(self.prefix)
         return values
 
+    def elsewhere(self, key: jax.Array, args: tuple, kwargs: dict) -> dict[str, jax.Array]:
+        """Locations to start from instead, by parameter: a draw from the prior, at most 5 from where they start."""
+        assert self._factors is not None
+        seeded = handlers.substitute(handlers.seed(self.model, key), substitute_fn=init_to_sample)
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        found = {}
+        for name, factor in self._factors.items():
+            if isinstance(factor, _Continuous):
+                there = _whole(factor.latent, factor.transform, factor.transform.inv(trace[name]["value"]))
+                far = jnp.nan_to_num(there.astype(factor.loc.dtype) - factor.loc)
+                found[f"{self.prefix}{name}_loc"] = factor.loc + jnp.clip(far, -_FAR, _FAR)
+        return found
+
     def window(self, name: str) -> tuple[int, int]:
         """The integers `low <= z < high` that the factor of a discrete site covers."""
         if self._factors is None:
@@ -407,6 +421,14 @@ def _discrete(draws: Sequence[_Latent], init: ArrayLike | None, window: tuple[in
     return _Discrete(site.static(), low, high, logits)
 
 
+def _whole(site: _Latent, transform: Transform, loc: jax.Array) -> jax.Array:
+    """Locations of all members of plates, repeated from those of a subsample."""
+    for plate in site.plates:
+        axis = plate.dim - (site.event_dim - site.support.event_dim + transform.domain.event_dim)
+        loc = jnp.take(loc, np.arange(plate.size) % plate.subsample_size, axis)
+    return loc
+
+
 def _continuous(draws: Sequence[_Latent], init: ArrayLike | None, scale: float) -> _Continuous:
     site = draws[0]
     try:
@@ -420,9 +442,7 @@ def _continuous(draws: Sequence[_Latent], init: ArrayLike | None, scale: float) 
         site.concrete("prior", site.value)
         values = jnp.stack([draw.value for draw in draws])
         loc = jax.jit(lambda values: jnp.median(transform.inv(values), axis=0))(values)
-        for plate in site.plates:
-            axis = plate.dim - (site.event_dim - site.support.event_dim + transform.domain.event_dim)
-            loc = jnp.take(loc, np.arange(plate.size) % plate.subsample_size, axis)
+        loc = _whole(site, transform, loc)
     else:
         value = site.full(init).astype(site.value.dtype)
         if not np.all(site.support(value)):

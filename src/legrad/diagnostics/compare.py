@@ -1,14 +1,16 @@
 """Estimators side by side at the same parameters: gradient variance, bias, time, and 1 / (variance × time).
 
-Times are medians of rounds in which the estimators take turns, so a busy machine touches all of them alike.
+For the whole gradient and for each parameter alone: the variance is a mean over components, the bias the worst of
+them. Times are medians of rounds in which the estimators take turns, so a busy machine touches all of them alike.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +18,15 @@ from numpyro.infer.elbo import ELBO
 
 from legrad.diagnostics.gradients import Moments, gradient, moments
 from legrad.diagnostics.timing import interleaved_seconds
+
+
+class ParameterMeasured(NamedTuple):
+    """One estimator's figures for one parameter; see `Measured`."""
+
+    variance: float
+    bias_z: float
+    efficiency: float
+    components: int
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,8 @@ class Measured:
         efficiency: 1 / (variance × seconds); infinite where there is no sampling noise.
         mean: the mean gradient, by parameter.
         variances: the variance of every component, by parameter.
+        parameters: variance, bias_z and efficiency of each parameter alone; a parameter that is a tree (of a
+            network) counts leaf by leaf, as "net.Dense_0.kernel".
     """
 
     variance: float
@@ -37,6 +50,16 @@ class Measured:
     efficiency: float
     mean: dict[str, Any]
     variances: dict[str, Any]
+    parameters: dict[str, ParameterMeasured] = field(default_factory=dict)
+
+    @property
+    def components(self) -> int:
+        """How many numbers the gradient has."""
+        return sum(p.components for p in self.parameters.values())
+
+    def by_parameter(self) -> dict[str, Measured | ParameterMeasured]:
+        """The figures of the whole under "all", and those of each parameter."""
+        return {"all": self, **self.parameters}
 
 
 @dataclass(frozen=True)
@@ -49,19 +72,56 @@ class Comparison:
     def __getitem__(self, name: str) -> Measured:
         return self.rows[name]
 
-    def to_markdown(self) -> str:
-        """The table, a row an estimator."""
-        lines = [
-            "| estimator | gradient variance | bias z | ms per gradient | 1/(variance × seconds) |",
-            "|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {name} | {r.variance:.3g} | {r.bias_z:.1f} | {1e3 * r.seconds:.3g} | {r.efficiency:.3g} |"
-            for name, r in self.rows.items()
-        ]
+    def to_markdown(self, per_parameter: bool = False) -> str:
+        """The table, a row an estimator; with `per_parameter` a row more for each of its parameters."""
+        head = ["estimator", "gradient variance", "bias z", "ms per gradient", "1/(variance × seconds)"]
+        if per_parameter:
+            head.insert(1, "parameter")
+        lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for name, r in self.rows.items():
+            for parameter, m in r.by_parameter().items() if per_parameter else [("", r)]:
+                cells = [name, parameter] if per_parameter else [name]
+                cells += [f"{m.variance:.3g}", f"{m.bias_z:.1f}", f"{1e3 * r.seconds:.3g}", f"{m.efficiency:.3g}"]
+                lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
 
-    __str__ = to_markdown
+    def to_pandas(self) -> Any:
+        """A tidy DataFrame: a row for each estimator and parameter, and one with the parameter "all".
+
+        Needs pandas.
+        """
+        try:
+            from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
+        except ImportError as error:
+            raise ImportError("a DataFrame needs pandas: pip install pandas") from error
+        return DataFrame(
+            [
+                {
+                    "estimator": name,
+                    "parameter": parameter,
+                    "components": m.components,
+                    "variance": m.variance,
+                    "bias_z": m.bias_z,
+                    "seconds": r.seconds,
+                    "efficiency": m.efficiency,
+                }
+                for name, r in self.rows.items()
+                for parameter, m in r.by_parameter().items()
+            ]
+        )
+
+    def plot(self, path: Any = None) -> Any:
+        """Variance, time and efficiency of each estimator, and variance by parameter; needs matplotlib.
+
+        Args:
+            path: where to write the picture; if None, only the figure is returned.
+        """
+        from legrad.diagnostics.compare_plot import plot_comparison
+
+        return plot_comparison(self, path)
+
+    def __str__(self) -> str:
+        return self.to_markdown()
 
 
 def compare(
@@ -88,7 +148,10 @@ def compare(
         kwargs: keyword arguments of model and guide.
 
     Example:
-        >>> print(legrad.compare(model, guide, result.params, {"LeGrad": legrad.LocalExpectation()}, key=key))
+        >>> both = {"LeGrad": legrad.LocalExpectation(), "ReGrad": legrad.Reparameterized()}
+        >>> table = legrad.compare(model, guide, result.params, both, key=key, args=(X, y))
+        >>> print(table)
+        >>> table.plot("estimators.png")
     """
     if draws < 2:
         raise ValueError(f"draws={draws!r}: a variance needs at least 2")
@@ -105,23 +168,43 @@ def compare(
     rows = {}
     for name, (mean, variance) in found.items():
         average = float(np.mean(_flat(variance)))
-        cost = average * seconds[name]
         z = _bias_z(found[name], [m for other, m in found.items() if other != name], draws)
-        rows[name] = Measured(average, z, seconds[name], 1 / cost if cost > 0 else float("inf"), mean, variance)
+        parameters, start = {}, 0
+        for parameter, leaf in _leaves(variance).items():
+            own = z[start : start + leaf.size]
+            start += leaf.size
+            of_leaf = float(np.mean(leaf)) if leaf.size else 0.0
+            parameters[parameter] = ParameterMeasured(
+                of_leaf, float(own.max(initial=0.0)), _efficiency(of_leaf, seconds[name]), leaf.size
+            )
+        efficiency = _efficiency(average, seconds[name])
+        rows[name] = Measured(average, float(np.max(z)), seconds[name], efficiency, mean, variance, parameters)
     return Comparison(rows, draws)
+
+
+def _efficiency(variance: float, seconds: float) -> float:
+    return 1 / (variance * seconds) if variance * seconds > 0 else math.inf
+
+
+def _leaves(tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of the parameters by their path, in the order of `_flat`."""
+    return {
+        ".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def _flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def _bias_z(mine: Moments, others: list[Moments], draws: int) -> float:
+def _bias_z(mine: Moments, others: list[Moments], draws: int) -> np.ndarray:
     """Against the precision-weighted mean of the others; components without any noise must agree to rounding."""
-    if not others:
-        return 0.0
     mean, square = _flat(mine.mean), _flat(mine.variance) / draws
+    if not others:
+        return np.zeros_like(mean)
     tiny = 1e-12 * (1.0 + mean**2)  # rounding, as a variance
     precision = [1.0 / (_flat(o.variance) / draws + tiny) for o in others]
     total = np.sum(precision, axis=0)
     reference = sum(p * _flat(o.mean) for p, o in zip(precision, others, strict=True)) / total
-    return float(np.max(np.abs(mean - reference) / np.sqrt(square + 1.0 / total + tiny)))
+    return np.abs(mean - reference) / np.sqrt(square + 1.0 / total + tiny)

@@ -14,6 +14,8 @@ from legrad.fitting.data import Given
 from legrad.fitting.step import Program
 from legrad.problem import Noise, Problem
 
+_OTHER_DRAWS = 1000
+
 
 def check_start(problem: Problem, key: jax.Array) -> dict[str, float]:
     """Raise where the data or the initial ELBO is not finite, naming the site; else the terms of the ELBO."""
@@ -33,7 +35,7 @@ def check_start(problem: Problem, key: jax.Array) -> dict[str, float]:
     return {name: float(total) for name, total in terms.items()}
 
 
-def name_failure(program: Program, unconstrained: dict[str, Any], key: jax.Array, given: Given, value: float) -> str:
+def name_failure(program: Program, unconstrained: dict[str, Any], key: jax.Array, given: Given) -> str:
     """Why a step is not finite: the first term, site or parameter that is not.
 
     Args:
@@ -41,40 +43,45 @@ def name_failure(program: Program, unconstrained: dict[str, Any], key: jax.Array
         unconstrained: the parameters before the step.
         key: the step's.
         given: the step's data.
-        value: its ELBO.
     """
-    params = program.parameters.constrain(unconstrained) | given.plates
-    problem = Problem(program.model, program.guide, params, given.args, given.kwargs)
+
+    def problem(unconstrained: dict[str, Any]) -> Problem:
+        params = program.parameters.constrain(unconstrained) | given.plates
+        return Problem(program.model, program.guide, params, given.args, given.kwargs)
+
+    here = problem(unconstrained)
     noise = draws(key, 1)
-    noise = Noise(noise.sites[0], noise.plates)
-    bad, terms = _look(problem, noise)
+    pivot = Noise(noise.sites[0], noise.plates)
+    bad, terms = _look(here, pivot)
     for name, count in bad.items():
         if count:
-            rows = _rows(problem, name, given)
+            rows = _rows(given)
             return f"the data of site '{name}' holds {int(count)} values that are NaN or infinite{rows}"
     for name, total in terms.items():
         if not np.isfinite(total):
             return f"{name} is {float(total)}"
+    # What is finite at the draw need not be at other values that the estimator looks at.
+    for name, totals in _terms(here, draws(key, _OTHER_DRAWS)).items():
+        if not np.isfinite(totals).all():
+            value = totals[~np.isfinite(totals)][0]
+            return f"{name} is {float(value)} at other values of the latents"
+
+    def term(unconstrained: dict[str, Any], name: str) -> jax.Array:
+        at = problem(unconstrained)
+        return jnp.sum(at.evaluate({}, pivot, pivot=at.draw(pivot)).terms()[name])
+
     for name in terms:
-        where = _not_finite(_gradient_of_term(program, unconstrained, noise, given, name))
-        if where:
-            return f"the gradient of {name} with respect to '{where[0]}' is not finite"
-    gradient = jax.grad(
-        lambda u: program.estimator.loss(
-            key,
-            program.parameters.constrain(u) | given.plates,
-            program.model,
-            program.guide,
-            *given.args,
-            **given.kwargs,
-        )
-    )(unconstrained)
-    where = _not_finite(gradient)
-    if where:
-        return f"the gradient with respect to '{where[0]}' is not finite"
-    if not np.isfinite(value):
-        return f"the ELBO is {value} at a value that is not the pivot's, while its terms are finite at the pivot"
-    return "the parameters after the step overflow"
+        for parameter in _not_finite(jax.grad(term)(unconstrained, name)):
+            return f"the gradient of {name} with respect to '{parameter}' is not finite"
+
+    def loss(unconstrained: dict[str, Any]) -> jax.Array:
+        params = program.parameters.constrain(unconstrained) | given.plates
+        return program.estimator.loss(key, params, program.model, program.guide, *given.args, **given.kwargs)
+
+    value, gradient = jax.value_and_grad(loss)(unconstrained)
+    for parameter in _not_finite(gradient):
+        return f"the gradient with respect to '{parameter}' is not finite"
+    return "the parameters after the step overflow" if np.isfinite(value) else f"the ELBO is {-float(value)}"
 
 
 def _look(problem: Problem, noise: Noise) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -91,20 +98,21 @@ def _look(problem: Problem, noise: Noise) -> tuple[dict[str, Any], dict[str, Any
     return jax.device_get(look(dict(problem.params), arrays))
 
 
-def _gradient_of_term(program: Program, unconstrained: Any, noise: Noise, given: Given, name: str) -> Any:
-    def term(unconstrained: Any) -> jax.Array:
-        params = program.parameters.constrain(unconstrained) | given.plates
-        problem = Problem(program.model, program.guide, params, given.args, given.kwargs)
-        return jnp.sum(problem.evaluate({}, noise, pivot=problem.draw(noise)).terms()[name])
+def _terms(problem: Problem, noise: Noise) -> dict[str, np.ndarray]:
+    """The sum of each term of the ELBO, at many draws."""
 
-    return jax.grad(term)(unconstrained)
+    def one(sites: jax.Array) -> dict[str, jax.Array]:
+        at = Noise(sites, noise.plates)
+        return {k: jnp.sum(v) for k, v in problem.evaluate({}, at, pivot=problem.draw(at)).terms().items()}
+
+    return jax.device_get(jax.jit(lambda sites: jax.lax.map(one, sites))(noise.sites))
 
 
 def _not_finite(tree: dict[str, Any]) -> list[str]:
     return [k for k, v in tree.items() if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(v))]
 
 
-def _rows(problem: Problem, name: str, given: Given) -> str:
+def _rows(given: Given) -> str:
     """Which rows of the minibatches hold them, as far as that can be told."""
     for rows in given.plates.values():
         for argument in given.args:

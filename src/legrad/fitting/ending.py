@@ -66,9 +66,7 @@ def _one(
     unconstrained, since = _end(program, now, start)
     elbo = np.asarray(state.elbo)
     if start in now.failures:
-        status = _failure(
-            program, now.failures[start], start, state, float(elbo[done]) if done < len(elbo) else math.nan
-        )
+        status = _failure(program, now.failures[start], start, state)
     elif converged:
         assert watch is not None
         status = _converged(watch, done)
@@ -103,13 +101,13 @@ def _end(program: Program, now: Progress, start: int) -> tuple[Any, int | None]:
     return program.take(now.state.unconstrained, start), None
 
 
-def _failure(program: Program, step: int, start: int, state: Any, elbo: float) -> str:
+def _failure(program: Program, step: int, start: int, state: Any) -> str:
     key = jax.random.fold_in(program.keys[start], step)
     given = program.feed.at(program.feed.load(step), step)
     try:
-        what = name_failure(program, state.unconstrained, key, given, elbo)
+        what = name_failure(program, state.unconstrained, key, given)
     except Exception as error:  # naming the cause must not lose the result
-        what = f"the ELBO is {elbo} ({error})"
+        what = f"the ELBO or its gradient ({error})"
     return (
         f"stopped at step {step:,}, which is not finite: {what}. The parameters are those before that step. Try a "
         "smaller learning rate, optax.clip_by_global_norm, or other initial values, and look at that site"

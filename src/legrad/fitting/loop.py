@@ -107,8 +107,11 @@ def fit(
         )
         starts = [parameters.unconstrain(parameters.initial)]
         for start_key in keys[1:]:
-            other = Parameters(model, guide, first.args, first.kwargs, jax.random.fold_in(start_key, 0), init_params)
-            starts.append(scattered(starts[0], other.unconstrain(other.initial), jax.random.fold_in(start_key, 1)))
+            of_other, of_place, of_move = jax.random.split(start_key, 3)
+            place = guide.elsewhere(of_place, first.args, first.kwargs) if hasattr(guide, "elsewhere") else {}
+            given = place | dict(init_params or {})
+            other = Parameters(model, guide, first.args, first.kwargs, of_other, given)
+            starts.append(scattered(starts[0], other.unconstrain(other.initial), of_move))
         program = Program(model, guide, parameters, estimator, optimizer, feed, jax.numpy.stack(keys))
         judge = Judge(program)
         stoppings = [Stopping(rule, judge, k, s) for k, s in zip(keys, starts, strict=True)] if rule else []

@@ -119,7 +119,8 @@ class FitResult:
     def _other_modes(self) -> str:
         return (
             f"{len(self.elsewhere)} of {len(self.restarts)} starts ended at another guide with an ELBO that is not "
-            "much worse: the posterior has several modes (or labels to exchange), and the guide covers one of them"
+            "much worse: the posterior has several modes (or labels to exchange), of which the guide covers one, or "
+            "they need more steps"
         )
 
     def to_arviz(self, key: jax.Array, num_samples: int = 1000, **names: Any) -> Any:

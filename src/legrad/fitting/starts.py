@@ -1,7 +1,8 @@
 """Several starts of one fit: the first as model and guide say, the others elsewhere.
 
-Parameters whose initial values depend on the random key (a network's weights) are drawn anew. The others are moved by
-up to 2 in the unconstrained space, as Stan starts its chains.
+Parameters whose initial values depend on the random key (a network's weights) are drawn anew, and so are locations
+for which the guide has a method `elsewhere` (MeanField draws them from the prior). The others are moved by up to 2 in
+the unconstrained space, as Stan starts its chains.
 """
 
 from __future__ import annotations

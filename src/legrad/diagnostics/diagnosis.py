@@ -1,0 +1,254 @@
+"""Can a fitted guide be trusted? Its moments against those of its own draws, reweighted to the posterior.
+
+For every element x of every latent, with the smoothed weights W of `psis`:
+
+    mean: (mean_q − mean_W) / sd_W        sd: (sd_q − sd_W) / sd_W        both must be within 0.1
+
+Draws are random, so a shift counts only beyond z standard errors, z = max(2, √(2 log m)) for m comparisons: what
+noise alone reaches among m. Where z standard errors are themselves more than 0.1 the draws cannot tell, and that is
+said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from legrad.diagnostics.psis import LIMIT, ElboEstimate, concerns, smoothed_weights, summary, weighing
+from legrad.diagnostics.weights import Draws, Values
+from legrad.problem import Problem
+
+TOLERANCE = 0.1  # posterior standard deviations
+_SHOWN = 12
+Feature = tuple[str, int | None]  # a latent, or the indicator of one of its categories
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How far a moment of the guide is from the posterior's, at the element that stands out most from the noise.
+
+    Attributes:
+        value: the guide's minus the posterior's, in posterior standard deviations.
+        error: its Monte Carlo standard error.
+        index: the element; for a Categorical with more than two categories the last number is the category.
+    """
+
+    value: float
+    error: float
+    index: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.value:+.3f} ± {self.error:.3f}"
+
+
+@dataclass(frozen=True)
+class SiteShift:
+    """The worst shifts of one latent.
+
+    Attributes:
+        mean: of the mean; for labels (Bernoulli, Categorical) of the probability of a category.
+        sd: of the standard deviation; None for labels, whose probability says it all.
+    """
+
+    mean: Shift
+    sd: Shift | None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` found; print it.
+
+    Attributes:
+        khat: see `khat`.
+        elbo: the ELBO and the importance-weighted bound.
+        sites: the worst shifts of each latent.
+        flags: a sentence for each thing that is wrong, or that the draws cannot tell.
+        draws: how many.
+    """
+
+    khat: float
+    elbo: ElboEstimate
+    sites: dict[str, SiteShift]
+    flags: list[str] = field(repr=False)
+    draws: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong: k-hat at most 0.7, and means and sds within 0.1 posterior sd."""
+        return not self.flags
+
+    def __str__(self) -> str:
+        lines = [f"k-hat {self.khat:.2f}; {self.elbo}", "", "guide minus posterior, in posterior sds:"]
+        worst = sorted(self.sites, key=lambda name: -_largest(self.sites[name]))
+        width = max(len(_element(name, shift.index)) for name, s in self.sites.items() for shift in _both(s))
+        for name in worst[:_SHOWN]:
+            for what, shift in zip(("mean", "sd"), _both(self.sites[name]), strict=False):
+                lines.append(f"  {what:<4}  {_element(name, shift.index):<{width}}  {shift}")
+        if len(worst) > _SHOWN:
+            lines.append(f"  and {len(worst) - _SHOWN} more sites, closer than these")
+        return "\n".join([*lines, "", *(f"- {flag}" for flag in self.flags or ["nothing is wrong"])])
+
+
+def diagnose(problem: Problem, key: jax.Array, n: int = 4000) -> Diagnosis:
+    """Compare a guide with the posterior as far as its own draws can show it.
+
+    A mode of the posterior that no draw has visited cannot be seen.
+
+    Args:
+        problem: model, guide, fitted parameters and data.
+        key: the random key.
+        n: draws of the guide, at least 100.
+
+    Raises:
+        ValueError: as for `log_weights`, for example with subsampled plates.
+
+    Example:
+        >>> report = diagnose(result.problem, jax.random.key(1))
+        >>> print(report)
+        >>> assert report.ok, report.flags
+    """
+    draws = weighing(problem, key, n)
+    log_w = draws.f()
+    weights, k = smoothed_weights(log_w)
+    moments = _moments(draws, weights)
+    errors = _errors(draws, weights, moments)
+    number = sum((1 if name in draws.labels else 2) * m.mean_q.size for (name, _), m in moments.items())
+    z = max(2.0, math.sqrt(2 * math.log(number)))
+    sites, flags = {}, concerns(k, log_w)
+    for name in dict.fromkeys(name for name, _ in moments):
+        mine = {key: m for key, m in moments.items() if key[0] == name}
+        shifts = {"mean": [m.mean_shift for m in mine.values()], "sd": [m.sd_shift for m in mine.values()]}
+        found = []
+        for i, what in enumerate(("mean",) if name in draws.labels else ("mean", "sd")):
+            value, error = np.stack(shifts[what], -1), np.stack([errors[key][i] for key in mine], -1)
+            if len(mine) == 1:
+                value, error = value[..., 0], error[..., 0]
+            found.append(_at(value, error, np.argmax(np.abs(value) - z * error)))
+            flags += _flags(name, what, found[-1], _at(value, error, np.argmax(error)), z, n, k)
+        sites[name] = SiteShift(found[0], found[1] if len(found) == 2 else None)
+    return Diagnosis(k, summary(log_w), sites, flags, n)
+
+
+# --- moments of draws, chunk by chunk ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Moments:
+    mean_q: np.ndarray
+    sd_q: np.ndarray
+    mean_w: np.ndarray
+    sd_w: np.ndarray
+
+    @property
+    def mean_shift(self) -> np.ndarray:
+        return _ratio(self.mean_q - self.mean_w, self.sd_w)
+
+    @property
+    def sd_shift(self) -> np.ndarray:
+        return _ratio(self.sd_q - self.sd_w, self.sd_w)
+
+
+def _ratio(a: np.ndarray, sd: np.ndarray) -> np.ndarray:
+    """In standard deviations: a constant is off by nothing or by infinitely many; what is not a number is off."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(a == 0, 0.0, a / sd)
+    return np.where(np.isnan(ratio), np.inf, ratio)
+
+
+def _features(values: Values, labels: Mapping[str, int]) -> Iterator[tuple[Feature, np.ndarray]]:
+    """What has moments: numbers as they are, labels as indicators of their categories (of the second, if two)."""
+    for name, x in values.items():
+        if name not in labels:
+            yield (name, None), np.asarray(x, np.float64)
+        for category in range(1 if labels.get(name) == 2 else 0, labels.get(name, 0)):
+            yield (name, category), np.asarray(x == category, np.float64)
+
+
+def _passes(draws: Draws, weights: np.ndarray) -> Iterator[tuple[Feature, np.ndarray, np.ndarray]]:
+    """Each feature of each chunk, with n·W of its draws, shaped to multiply it."""
+    start = 0
+    for values in draws.chunks():
+        for feature, x in _features(values, draws.labels):
+            part = len(weights) * weights[start : start + len(x)]
+            yield feature, x, part.reshape((-1,) + (1,) * (x.ndim - 1))
+        start += len(x)
+
+
+def _moments(draws: Draws, weights: np.ndarray) -> dict[Feature, _Moments]:
+    origin: dict[Feature, np.ndarray] = {}  # the first draw: squares around it lose no digits
+    sums: dict[Feature, np.ndarray] = {}
+    with np.errstate(over="ignore", invalid="ignore"):
+        for feature, x, w in _passes(draws, weights):
+            y = x - origin.setdefault(feature, x[0])
+            parts = np.stack([y.sum(0), (y**2).sum(0), (w * y).sum(0), (w * y**2).sum(0)])
+            sums[feature] = sums.get(feature, 0.0) + parts / len(weights)
+        return {
+            feature: _Moments(origin[feature] + a, _sd(a, aa), origin[feature] + b, _sd(b, bb))
+            for feature, (a, aa, b, bb) in sums.items()
+        }
+
+
+def _sd(mean: np.ndarray, square: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.maximum(square - mean**2, 0.0))
+
+
+def _errors(draws: Draws, weights: np.ndarray, moments: Mapping[Feature, _Moments]) -> dict[Feature, np.ndarray]:
+    """Standard errors of the shifts of mean and sd, by the delta method: the root of Σ ψ² / n², ψ a draw's pull."""
+    squares: dict[Feature, np.ndarray] = {}
+    with np.errstate(all="ignore"):
+        for feature, x, w in _passes(draws, weights):
+            m = moments[feature]
+            q, p, share = (x - m.mean_q) / m.sd_w, (x - m.mean_w) / m.sd_w, m.sd_q / m.sd_w
+            spread = w * (p**2 - 1) / 2
+            mean = q - w * p - m.mean_shift * spread
+            sd = (q**2 - share**2) / (2 * share) - share * spread
+            parts = np.stack([(mean**2).sum(0), (sd**2).sum(0)])
+            squares[feature] = squares.get(feature, 0.0) + parts / len(weights) ** 2
+        # a constant has no noise
+        return {feature: np.where(moments[feature].sd_w > 0, np.sqrt(s), 0.0) for feature, s in squares.items()}
+
+
+# --- what is said ------------------------------------------------------------------------------------------------
+
+
+def _at(value: np.ndarray, error: np.ndarray, flat: np.intp) -> Shift:
+    index = tuple(int(i) for i in np.unravel_index(flat, value.shape))
+    return Shift(float(value[index]), float(error[index]), index)
+
+
+def _both(site: SiteShift) -> list[Shift]:
+    return [site.mean] if site.sd is None else [site.mean, site.sd]
+
+
+def _largest(site: SiteShift) -> float:
+    return max(abs(shift.value) for shift in _both(site))
+
+
+def _element(name: str, index: tuple[int, ...]) -> str:
+    return name + (f"[{', '.join(map(str, index))}]" if index else "")
+
+
+_TRY = {
+    "mean": "try more steps with a smaller step size, several restarts, or a richer guide",
+    "sd": "try a guide with the dependence between latents that this one lacks, or more steps",
+}
+
+
+def _flags(name: str, what: str, worst: Shift, noisiest: Shift, z: float, n: int, k: float) -> list[str]:
+    if abs(worst.value) - z * worst.error > TOLERANCE:
+        return [
+            f"the {what} of {_element(name, worst.index)} is {worst} posterior standard deviations from that of the "
+            f"reweighted draws, more than {TOLERANCE}: {_TRY[what]}"
+        ]
+    if k <= LIMIT and not z * noisiest.error <= TOLERANCE:  # above the limit, weights say nothing anyway
+        more = n * (z * noisiest.error / TOLERANCE) ** 2
+        remedy = f"use about {2 * more:.1g} draws" if math.isfinite(more) else "its moments are not finite"
+        return [
+            f"{n} draws cannot tell whether the {what} of {_element(name, noisiest.index)} is right to {TOLERANCE} "
+            f"posterior standard deviations (noise {noisiest.error:.3f}): {remedy}"
+        ]
+    return []

@@ -1,0 +1,92 @@
+"""Runs a model or a guide forward with some of its values given: what predictions and simulations are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro import handlers
+from numpyro.distributions.distribution import Unit
+from numpyro.primitives import Messenger
+
+from legrad.wrappers import strip
+
+Trace = dict[str, Any]
+
+
+class Whole(Messenger):
+    """Gives every plate its full size: all members in their order, in the place of a subsample.
+
+    Attributes:
+        enlarged: the names of the plates that subsample.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.enlarged: set[str] = set()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Replace the indices of a plate."""
+        if msg["type"] != "plate":
+            return
+        size, subsample_size = msg["args"]
+        if subsample_size not in (None, size):
+            self.enlarged.add(msg["name"])
+            msg["args"], msg["value"] = (size, size), jnp.arange(size)
+
+
+def replay(
+    program: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    key: jax.Array,
+    given: Mapping[str, Any],
+    *layers: Messenger,
+) -> Trace:
+    """The trace of a model or guide, with parameters and latents as given.
+
+    Args:
+        program: the model or guide.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        key: for all that is drawn.
+        given: values of parameters and latents by name; names that the program does not have are left alone.
+        layers: further handlers, the innermost last.
+    """
+    with ExitStack() as stack:
+        trace = stack.enter_context(handlers.trace())
+        for layer in (handlers.seed(rng_seed=key), handlers.substitute(data=dict(given)), *layers):
+            stack.enter_context(layer)
+        program(*args, **kwargs)
+    return trace
+
+
+def latent_sites(trace: Trace) -> Trace:
+    """The sample sites without data, but for auxiliary ones."""
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and not site["is_observed"] and not site["infer"].get("is_auxiliary")
+    }
+
+
+def observed_sites(trace: Trace) -> Trace:
+    """The sample sites with data; a `numpyro.factor` has none."""
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"] and not is_factor(site)
+    }
+
+
+def is_factor(site: Any) -> bool:
+    """Whether a sample site is a `numpyro.factor`."""
+    return isinstance(strip(site["fn"]).bare, Unit)
+
+
+def full_shape(site: Any) -> tuple[int, ...]:
+    """The shape of a draw of a sample site."""
+    return site["fn"].shape(site["kwargs"].get("sample_shape", ()))

@@ -1,0 +1,173 @@
+"""A fitted guide as ArviZ holds a posterior: draws, predictions, the pointwise log-likelihood, and the data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+
+from legrad import _compat
+from legrad.diagnostics.replay import Trace, Whole, full_shape, latent_sites, observed_sites, replay
+from legrad.estimators.base import require_positive
+from legrad.problem import LogDensity, Problem
+
+Groups = dict[str, dict[str, Any]]
+
+
+def to_arviz(
+    problem: Problem,
+    key: jax.Array,
+    num_samples: int = 1000,
+    *,
+    coords: Mapping[str, Any] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+) -> Any:
+    """Draws of a guide and what the model makes of them, for ArviZ: summaries, LOO, predictive checks, plots.
+
+    The groups are those that ArviZ makes of NumPyro's MCMC, with one chain:
+
+    - posterior: the latents, and the model's deterministic sites;
+    - posterior_predictive: every observed site drawn anew. Inside NumPyro's `scan`, each step is drawn given the
+      observed steps before it;
+    - log_likelihood: of every observation, without the scales of plates and handlers; zero where it is masked;
+    - observed_data.
+
+    Plates that subsample are run at their full size. Where a model cannot be (it was given a minibatch), what one
+    minibatch gives would be misleading: then there is a warning, and only the posterior of the guide's sites outside
+    of such plates. A `legrad.log_density` has only the posterior too. A `numpyro.factor` is no observation.
+
+    Args:
+        problem: model, guide, fitted parameters and data: `result.problem`.
+        key: the random key.
+        num_samples: draws.
+        coords: labels along dimensions, by the dimension's name.
+        dims: names of the axes of a site, by the site's name, in the place of those of its plates.
+
+    Returns:
+        An `arviz.InferenceData`; an `xarray.DataTree` since ArviZ 1.
+
+    Example:
+        >>> tree = to_arviz(result.problem, jax.random.key(1))
+        >>> arviz.summary(tree), arviz.loo(tree)
+    """
+    _compat.arviz()
+    require_positive(num_samples=num_samples)
+    keys = jax.random.split(key, num_samples)
+    if isinstance(problem.model, LogDensity):
+        groups, trace = _posterior(problem, keys)
+    else:
+        whole = Whole()
+        try:
+            groups, trace = _all_groups(problem, keys, whole)
+        except (TypeError, ValueError, AssertionError) as error:
+            if not whole.enlarged:
+                raise
+            warnings.warn(_left_out(whole.enlarged, error), stacklevel=2)
+            groups, trace = _posterior(problem, keys)
+    sites = {name for group in groups.values() for name in group}
+    if unknown := sorted(set(dims or {}) - sites):
+        raise ValueError(f"dims names '{unknown[0]}', which is no site: the sites are {', '.join(sorted(sites))}")
+    names = {name: axes for name in sites if (axes := _axes(trace[name]))}
+    names |= {name: list(axes) for name, axes in (dims or {}).items()}
+    return _compat.arviz_tree(groups, dict(coords or {}), names)
+
+
+def _all_groups(problem: Problem, keys: jax.Array, whole: Whole) -> tuple[Groups, Trace]:
+    """Every group, and a trace of the model with all plates at full size."""
+
+    def traces(key: jax.Array) -> tuple[Trace, Callable[..., Trace]]:
+        guide = replay(problem.guide, problem.args, problem.kwargs, key, problem.params, whole)
+        given = {**problem.params, **{n: s["value"] for n, s in guide.items() if s["type"] == "sample"}}
+        # a key of its own for the model: the guide has used this one
+        again = partial(replay, problem.model, problem.args, problem.kwargs, jax.random.fold_in(key, 1), given)
+        return guide, again
+
+    def draw(key: jax.Array) -> Groups:
+        guide, again = traces(key)
+        model, anew = again(whole), again(handlers.uncondition(), whole)
+        computed = {name: site["value"] for name, site in model.items() if site["type"] == "deterministic"}
+        return {
+            "posterior": {name: site["value"] for name, site in latent_sites(guide).items()} | computed,
+            "posterior_predictive": {name: anew[name]["value"] for name in observed_sites(model)},
+            "log_likelihood": {n: s["fn"].log_prob(s["value"]) for n, s in observed_sites(model).items()},
+        }
+
+    _, again = traces(keys[0])
+    trace = again(whole)
+    observed = observed_sites(trace)
+    for name, site in observed.items():
+        wanted, got = full_shape(site), jnp.shape(site["value"])
+        if wanted != got and any(frame.name in whole.enlarged for frame in site["cond_indep_stack"]):
+            raise ValueError(f"site '{name}' has shape {wanted} and data of shape {got}")
+    data = {name: _datum(site) for name, site in observed.items()}
+    drawn = jax.device_get(jax.lax.map(draw, keys))
+    groups = {group: {name: value[None] for name, value in sites.items()} for group, sites in drawn.items()}
+    groups["observed_data"] = data
+    return {group: sites for group, sites in groups.items() if sites}, trace
+
+
+def _datum(site: Any) -> np.ndarray:
+    """The data of a site; one datum may stand for a whole plate."""
+    value = np.asarray(site["value"])
+    return np.broadcast_to(value, np.broadcast_shapes(value.shape, full_shape(site)))
+
+
+def _posterior(problem: Problem, keys: jax.Array) -> tuple[Groups, Trace]:
+    """The guide's latents outside of plates that subsample, and a trace of the guide."""
+    guide = getattr(problem.guide, "whole", problem.guide)
+    run = partial(replay, guide, problem.args, problem.kwargs)
+    trace = run(keys[0], problem.params)
+    kept = [name for name, site in latent_sites(trace).items() if not _subsampled(site, trace)]
+    if not kept:
+        raise ValueError(
+            "every latent is in a plate that subsamples, and only some members can be drawn: pass the whole data"
+        )
+
+    def draw(key: jax.Array) -> dict[str, Any]:
+        drawn = run(key, problem.params)
+        return {name: drawn[name]["value"] for name in kept}
+
+    drawn = jax.device_get(jax.lax.map(draw, keys))
+    return {"posterior": {name: value[None] for name, value in drawn.items()}}, trace
+
+
+def _subsampled(site: Any, trace: Trace) -> bool:
+    return any(f.name in trace and f.size < trace[f.name]["args"][0] for f in site["cond_indep_stack"])
+
+
+def _left_out(plates: Collection[str], error: Exception) -> str:
+    cause = (str(error).splitlines() or [type(error).__name__])[0]
+    return (
+        f"plate '{min(plates)}' subsamples, and the model does not run with all its members ({cause}): deterministic "
+        "sites, posterior_predictive, log_likelihood and observed_data are left out. Pass the whole data, and index "
+        "it in the model with the plate's indices"
+    )
+
+
+def _axes(site: Any) -> list[str] | None:
+    """Names of a site's axes: of plates where they are, of events where `infer={"event_dims": ...}` names them.
+
+    As ArviZ infers them, but by position: it takes plates to be the leading axes, which fails for plates with a gap
+    between them, and inside `scan`.
+    """
+    plates = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
+    if site["type"] == "sample":
+        shape, event_dim = full_shape(site), site["fn"].event_dim
+    else:
+        shape = jnp.shape(site["value"])
+        event_dim = len(shape) + (plates[0].dim if plates else 0)  # plates lead: nothing else is known
+    events = list(site.get("infer", {}).get("event_dims", ()))
+    axes = [f"{site['name']}_dim_{i}" for i in range(len(shape))]
+    for frame in plates:
+        axis = len(shape) - event_dim + frame.dim
+        if event_dim < 0 or axis < 0 or shape[axis] != frame.size:
+            return None
+        axes[axis] = frame.name
+    axes[len(shape) - event_dim :] = events + axes[len(shape) - event_dim + len(events) :]
+    return axes if plates or events else None

@@ -1,0 +1,245 @@
+"""stop="auto": it ends when it is done and not before; restarts; steps that are not finite."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import legrad
+from legrad.fitting import iterates
+from legrad.fitting.iterates import NUMBER, Blocks
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(size=(50, 3)))
+Y = jnp.asarray(X @ np.array([1.0, -0.5, 0.2]) + 0.5 * RNG.normal(size=50))
+
+
+def regression(X, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    numpyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
+
+
+PRECISION = np.asarray(X.T @ X / 0.25 + np.eye(3))
+MEAN, SCALE = np.linalg.solve(PRECISION, X.T @ Y / 0.25), np.diag(PRECISION) ** -0.5
+
+
+def fit(model=regression, guide=None, args=(X, Y), **settings):
+    guide = legrad.MeanField(model) if guide is None else guide
+    return legrad.fit(model, guide, args=args, key=KEY, progress=False, **{"stop": "auto", **settings})
+
+
+def error(result):
+    """The furthest that a mean or scale is off, in posterior standard deviations."""
+    means = np.abs(result.params["w_loc"] - MEAN) / SCALE
+    scales = np.abs(np.exp(result.params["w_log_scale"]) / SCALE - 1)
+    return max(means.max(), scales.max())
+
+
+# --- blocks of iterates ------------------------------------------------------------------------------------------
+
+
+def filled(path, length):
+    blocks = Blocks.empty({"a": path[0]}, length)
+    add = jax.jit(Blocks.add)
+    for x in path:
+        if int(blocks.seen) == NUMBER * int(blocks.length):
+            blocks = iterates.merged(blocks)
+        blocks = add(blocks, {"a": x})
+    return blocks
+
+
+@pytest.mark.parametrize("number", [NUMBER * 3, NUMBER * 6])
+def test_blocks_are_the_moments_of_the_iterates(number):
+    path = jnp.asarray(RNG.normal(size=(number, 4)).cumsum(0))
+    blocks = filled(path, 3)
+    everything = iterates.mask(range(NUMBER))
+    np.testing.assert_allclose(iterates.average(blocks, everything)["a"], path.mean(0))
+    parts = np.asarray(path).reshape(NUMBER, -1, 4)
+    np.testing.assert_allclose(blocks.mean["a"], parts.mean(1))
+    np.testing.assert_allclose(blocks.squares["a"], parts.var(1) * parts.shape[1], atol=1e-9)
+    standard_error = parts.mean(1).std(0, ddof=1) / np.sqrt(NUMBER)
+    np.testing.assert_allclose(iterates.monte_carlo_error(blocks, everything)["a"], standard_error)
+    halves = np.split(np.asarray(path), 2)
+    n = number / 2
+    within = np.mean([h.var(0) for h in halves], axis=0)
+    between = np.var([h.mean(0) for h in halves], axis=0, ddof=1)
+    rhat = iterates.split_rhat(blocks, iterates.mask(range(8)), iterates.mask(range(8, 16)))["a"]
+    np.testing.assert_allclose(rhat, np.sqrt((n - 1) / n + between / within).max())
+
+
+def test_rhat_sees_a_drift_and_not_noise():
+    noise = RNG.normal(size=(NUMBER * 50, 1))
+    first, second = iterates.mask(range(8)), iterates.mask(range(8, 16))
+    still = filled(jnp.asarray(noise), 50)
+    drifting = filled(jnp.asarray(noise + np.linspace(0, 4, len(noise))[:, None]), 50)
+    assert iterates.split_rhat(still, first, second)["a"] < 1.02
+    assert iterates.split_rhat(drifting, first, second)["a"] > 1.3
+
+
+# --- the end of a fit --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "estimator", [None, legrad.Reparameterized(), legrad.ScoreFunction(8, baseline="leave_one_out")], ids=str
+)
+def test_it_stops_at_the_right_place(estimator):
+    result = fit(estimator=estimator)
+    assert result.converged
+    assert error(result) < 0.1
+    assert result.status.startswith(f"converged after {result.steps:,} steps")
+    assert result.phases[-1].stop == result.steps
+    assert len(result.elbo) == result.steps
+
+
+def test_it_stops_on_noisy_minibatches():
+    def subsampled(X, y):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with numpyro.plate("N", 50, subsample_size=10) as i:
+            numpyro.sample("y", dist.Normal(X[i] @ w, 0.5), obs=y[i])
+
+    result = fit(subsampled)
+    assert result.converged
+    assert error(result) < 0.15
+
+
+def test_tiny_steps_are_not_taken_for_convergence():
+    """A drift so slow that nothing seems to move: the check that a bias in the stopping rule is seen."""
+    with pytest.warns(legrad.FitWarning, match="not converged after 3,000 steps"):
+        result = fit(optimizer=optax.adam(1e-5), steps=3000)
+    assert error(result) > 1
+    assert not result.converged
+    careless = fit(optimizer=optax.adam(1e-5), steps=3000, stop=legrad.AutoStop(rhat=100.0, gain=0.99))
+    assert careless.converged  # R-hat is what saw it, and the gain
+    assert error(careless) > 1
+
+
+def test_logits_that_go_to_infinity_do_not_keep_it():
+    def sure(y):
+        with numpyro.plate("N", len(y)):
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+            numpyro.sample("y", dist.Normal(20.0 * z, 1.0), obs=y)
+
+    y = jnp.array([0.0, 20.0, 20.0])
+    result = fit(sure, args=(y,))
+    assert result.converged
+    assert "whose drift does not move the guide" in result.status
+    np.testing.assert_array_equal(result.params["z_logits"] > 5, y > 10)
+
+
+def test_fixed_steps_say_what_is_known():
+    early = fit(stop=None, steps=40)
+    assert not early.converged
+    assert "took the 40 steps that it was given; the ELBO still rises" in early.status
+    with pytest.warns(legrad.FitWarning, match="not converged after 200 steps"):
+        assert not fit(steps=200, optimizer=optax.adam(1e-3)).converged
+
+
+@pytest.mark.parametrize("wrong", [{"tolerance": 0}, {"rhat": 1.0}, {"shrink": 1.0}, {"gain": 0.0}, {"block": 1}])
+def test_settings_that_make_no_sense(wrong):
+    with pytest.raises(ValueError, match=f"AutoStop\\({next(iter(wrong))}=.*makes no sense: the default is"):
+        legrad.AutoStop(**wrong)
+    with pytest.raises(ValueError, match="stop='soon': give 'auto', legrad.AutoStop"):
+        fit(stop="soon")
+
+
+# --- restarts ----------------------------------------------------------------------------------------------------
+
+
+def two_modes():
+    mix = dist.Categorical(probs=jnp.array([0.4, 0.6]))
+    numpyro.sample("x", dist.MixtureSameFamily(mix, dist.Normal(jnp.array([-2.0, 2.0]), 0.2)))
+
+
+def test_restarts_find_the_other_mode_and_say_so():
+    with pytest.warns(legrad.FitWarning, match="the posterior has several modes"):
+        result = fit(two_modes, args=(), restarts=6)
+    ends = np.array([r.params["x_loc"] for r in result.restarts])
+    assert result.params["x_loc"] == pytest.approx(2.0, abs=0.1)
+    assert (ends < 0).any()
+    assert len(result.elsewhere) == (ends < 0).sum()
+    assert all(len(r.elbo) == r.steps for r in result.restarts)
+
+
+def test_restarts_that_agree():
+    alone, several = fit(), fit(restarts=3)
+    assert several.elsewhere == ()
+    assert several.status.endswith("(the best of 3 starts)")
+    starts = np.array([r.elbo[0] for r in several.restarts])
+    assert len(np.unique(starts)) == 3
+    np.testing.assert_allclose(several.restarts[0].elbo[:50], alone.elbo[:50], rtol=1e-6)
+    assert all(error(r) < 0.1 for r in several.restarts)
+
+
+# --- steps that are not finite -----------------------------------------------------------------------------------
+
+
+def test_a_step_that_is_not_finite_is_named():
+    def model():
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+        numpyro.factor("cliff", jnp.where(x > 3.0, jnp.nan, 5.0 * x))
+
+    def guide():
+        numpyro.sample("x", dist.Normal(numpyro.param("m", 0.0), 0.01))
+
+    with pytest.warns(
+        legrad.FitWarning,
+        match=r"not finite: log p\(cliff\) is nan at other values of the latents. The parameters are",
+    ):
+        result = fit(model, guide, args=(), stop=None, steps=3000, optimizer=optax.sgd(0.01))
+    assert not result.converged
+    assert len(result.elbo) == result.steps
+    assert np.isfinite(result.elbo).all()
+    assert 2.5 < result.params["m"] < 3.05
+    before = fit(model, guide, args=(), stop=None, steps=result.steps, optimizer=optax.sgd(0.01))
+    assert before.params["m"] == result.params["m"]
+
+
+def test_a_gradient_that_is_not_finite_is_named():
+    def model():
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+        numpyro.factor("root", jnp.where(x < 2.0, x, jnp.sqrt(jnp.maximum(x - 4.0, 0.0))))  # inf · 0
+
+    def guide():
+        numpyro.sample("x", dist.Normal(numpyro.param("m", 0.0), 0.01))
+
+    with pytest.warns(legrad.FitWarning, match=r"the gradient of log p\(root\) with respect to 'm' is not finite"):
+        result = fit(
+            model,
+            guide,
+            args=(),
+            stop=None,
+            steps=3000,
+            optimizer=optax.sgd(0.01),
+            estimator=legrad.Reparameterized(),
+        )
+    assert result.params["m"] == 0.0
+
+
+def test_an_overflow_is_named():
+    def guide(X, y):
+        numpyro.sample("w", dist.Normal(numpyro.param("m", jnp.zeros(3)), 0.1).to_event(1))
+
+    with pytest.warns(
+        legrad.FitWarning, match="stopped at step 0, which is not finite: the parameters after the step"
+    ):
+        result = fit(guide=guide, stop=None, steps=10, optimizer=optax.sgd(1e308))
+    np.testing.assert_array_equal(result.params["m"], 0.0)
+
+
+def test_one_start_that_fails_does_not_end_the_others():
+    def model():
+        x = numpyro.sample("x", dist.Normal(1.0, 1.0))
+        numpyro.factor("cliff", jnp.where(x < -0.5, jnp.nan, 0.0))
+
+    def guide():
+        numpyro.sample("x", dist.Normal(numpyro.param("m", 1.0), 0.01))
+
+    result = fit(model, guide, args=(), stop=None, steps=200, restarts=6, optimizer=optax.adam(0.1))
+    failed = [r for r in result.restarts if "not finite" in r.status]
+    assert 0 < len(failed) < 6
+    assert result.steps == 200
+    assert result.params["m"] == pytest.approx(1.0, abs=0.05)
