@@ -4,6 +4,8 @@ python small_fit.py FOLDER OUT [steps]
 """
 
 import sys
+import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -56,10 +58,20 @@ def numbers(result):
 
 
 def same(a, b):
-    return len(a) == len(b) and all(x.dtype == y.dtype and np.array_equal(x, y, equal_nan=True) for x, y in zip(a, b))
+    if len(a) != len(b):
+        return False
+    return all(x.dtype == y.dtype and np.array_equal(x, y, equal_nan=True) for x, y in zip(a, b, strict=True))
 
 
 if __name__ == "__main__":
     folder, out = sys.argv[1:3]
-    result = fit_rows(checkpoint=folder, checkpoint_every=50, stop=legrad.AutoStop(tolerance=0.01), steps=20_000)
+
+    def slowly(snapshot):
+        Path(f"{out}.begun").touch()
+        time.sleep(0.01)  # so that there is time to be killed in
+
+    result = fit_rows(
+        checkpoint=folder, checkpoint_every=50, stop=legrad.AutoStop(tolerance=0.01), steps=3000, callback=slowly,
+        callback_every=10,
+    )  # fmt: skip
     np.savez(out, *numbers(result))

@@ -7,7 +7,7 @@ whose steps are `shrink` times as large. The fit is done when
 
     the guide would move less than the tolerance in all phases to come, if it moves like `shrink` (the average is off
     by a multiple of the step size, so each phase moves it by `shrink` times what the phase before did),
-    the Monte Carlo error of the average is within the tolerance (averages of odd and even blocks agree), and
+    the Monte Carlo error of the average is within the tolerance (averages of halves of the blocks agree), and
     the ELBO gained less than half a percent of what was gained since the start.
 
 Distances are those of `judge`, in standard deviations of q: nothing depends on how the guide is parameterized, or on
@@ -250,11 +250,16 @@ class Stopping:
         watch, settings, blocks = self.watch, self.settings, state.blocks
         assert blocks is not None
         phase, judge = watch.phases[-1], self.judge
-        odd, even = (iterates.average(blocks, iterates.mask(window[i::2])) for i in (0, 1))
+        half = len(window) // 2
+        pairs = (window[0::2], window[1::2]), (window[:half], window[half:])
         watch.average = iterates.average(blocks, iterates.mask(window))
         watch.error = iterates.monte_carlo_error(blocks, iterates.mask(window))
-        # Averages of half the blocks are twice the error of the whole average apart.
-        phase.error = 0.5 * judge.distance(odd, even, key, loaded)
+        # Averages of half the blocks are twice the error of the whole average apart: odd against even blocks, where
+        # slow wandering cancels, and early against late ones, where it shows.
+        phase.error = 0.5 * max(
+            judge.distance(*(iterates.average(blocks, iterates.mask(part)) for part in pair), key, loaded)
+            for pair in pairs
+        )
         phase.averaged = phase.start + window.start * watch.length
         if watch.previous is None:
             return self._next(step, state), blocks
