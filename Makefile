@@ -5,7 +5,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo reproduce example test lint types format test-matrix bench-overhead bench-single-site clean
+.PHONY: demo reproduce example test lint types format test-matrix bench-overhead bench-single-site bench-survival \
+	bench-data trust clean
 
 demo: $(VENV)/.demo
 	$(BIN)/legrad reproduce all --quick --out out/demo
@@ -39,6 +40,20 @@ bench-overhead: $(VENV)/.demo
 # One-element changes against hand-written code and brute force; LEGRAD_DATA holds mnist/, else digits are synthetic.
 bench-single-site: $(VENV)/.demo
 	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/single_site.py
+
+# Fits killed at random and started again, compared bit by bit.
+bench-survival: $(VENV)/.demo
+	$(BIN)/python benchmarks/survival.py --kills 50
+
+# A fit on 10 million rows of 50 columns in a file (2 GB, temporary), and the memory it takes.
+bench-data: $(VENV)/.demo
+	$(BIN)/python benchmarks/out_of_core.py
+
+# Is each fit right, or flagged? Writes docs/results/trust.json and docs/trust.md. The posteriors that fits are compared
+# with are kept in docs/results; benchmarks/trust/references.py finds them again.
+trust: $(VENV)/.dev
+	$(BIN)/python benchmarks/trust/table.py
+	$(BIN)/python docs/trust.py
 
 # Both ends of the supported range, each with the JAX and ArviZ that pip resolves there.
 test-matrix:

@@ -2,9 +2,9 @@
 
     python examples/minibatches.py [FOLDER]
 
-Which of 300,000 visitors bought something? The rows stay on disk and are read 500 at a time. Kill it, run it again with
-the same folder, and it goes on where it was. The log is JSON lines (out/minibatches/log.jsonl); the second callback shows
-how to write any other, here for TensorBoard if it is installed.
+Which of 300,000 visitors bought something? The rows stay on disk and are read 500 at a time. Kill it, run it again
+with the same folder, and it goes on where it was. The log is JSON lines (out/minibatches/log.jsonl); the second
+callback shows how to write any other, here for TensorBoard if tensorboardX is installed.
 """
 
 import sys

@@ -1,5 +1,6 @@
 """Local expectation gradients: low-variance variational inference for latent variables of any kind."""
 
+from legrad.diagnostics.calibrate import calibrate
 from legrad.diagnostics.compare import compare
 from legrad.diagnostics.explain import explain
 from legrad.diagnostics.quadrature_error import quadrature_error
@@ -31,6 +32,7 @@ __all__ = [
     "Reparameterized",
     "ScoreFunction",
     "Snapshot",
+    "calibrate",
     "compare",
     "expectation",
     "explain",

@@ -213,37 +213,33 @@ class Stopping:
     def _leads_nowhere(self, state: State, window: range, key: jax.Array, loaded: Loaded) -> bool:
         """Whether what R-hat sees in the parameters means nothing to the guide, now and later.
 
-        After a stationary phase of larger steps nothing is far away: the halves of the window must agree, no more.
-        In the first phase, R-hat of the guide must be low: the halves' distance against that of an iterate from its
-        half. Or the drift must slow down: with averages of four parts of the window a distance r^k d apart,
-        k = 0, 1, ..., what is left is a geometric sum.
+        Either R-hat of the guide is low: the distance of the window's halves against that of an iterate from its
+        half. Or the drift slows down: with averages of four parts of the window a distance r^k d apart, for
+        k = 0, 1, ..., what is left is a geometric sum. Or, after a stationary phase of larger steps, when nothing can
+        be far away, the halves are as good as the same.
         """
-        blocks, judge = state.blocks, self.judge
+        blocks, judge, tolerance = state.blocks, self.judge, self.settings.tolerance
         assert blocks is not None
         edges = np.linspace(window.start, window.stop, 5).astype(int)
 
         def part(first: int, last: int) -> Any:
             return iterates.average(blocks, iterates.mask(range(edges[first], edges[last])))
 
-        early, late = part(0, 2), part(2, 4)
-        between = judge.distances(early, late, key, loaded)
-        if self.watch.previous is not None:
-            return max(between.values(), default=0.0) <= self.settings.tolerance
+        late = part(2, 4)
+        between = judge.distances(part(0, 2), late, key, loaded)
+        if self.watch.previous is not None and max(between.values(), default=0.0) <= tolerance / 5:
+            return True
         within = judge.distances(late, state.unconstrained, key, loaded)
         if all(
-            math.sqrt(1.0 + 0.5 * (between[k] / within[k]) ** 2) <= self.settings.rhat for k in between if within[k]
+            math.hypot(1.0, between[k] / within[k] / math.sqrt(2)) <= self.settings.rhat for k in between if within[k]
         ):
             return True
-        first, last = (
-            judge.distance(part(0, 1), part(1, 2), key, loaded),
-            judge.distance(part(2, 3), part(3, 4), key, loaded),
-        )
-        if last == 0.0:
-            return True
+        first = judge.distance(part(0, 1), part(1, 2), key, loaded)
+        last = judge.distance(part(2, 3), part(3, 4), key, loaded)
         if not last < first:
-            return False
+            return last == 0.0
         ratio = math.sqrt(last / first)
-        return last * ratio / (1.0 - ratio) <= self.settings.tolerance
+        return last * ratio / (1.0 - ratio) <= tolerance
 
     def _settle(self, step: int, state: State, window: range, key: jax.Array, loaded: Loaded) -> tuple[State, Blocks]:
         """A stationary phase: take its average, and go on to smaller steps, or end, or stay for a better average."""
