@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import Predictive
 from problems import PROBLEMS
@@ -57,7 +58,7 @@ class Guide:
 
     def elbo(self, params: Any) -> float:
         problem = self.problem
-        there = Problem(problem.model, problem.guide, params, problem.args)
+        there = Problem(problem.model, problem.guide, jax.tree.map(jnp.asarray, params), problem.args)
         return elbo_estimate(there, self.key, ELBO_DRAWS).elbo
 
 

@@ -93,7 +93,7 @@ class Diagnosis:
         return "\n".join([*lines, "", *(f"- {flag}" for flag in self.flags or ["nothing is wrong"])])
 
 
-def diagnose(problem: Problem, key: jax.Array, n: int = 4000) -> Diagnosis:
+def diagnose(problem: Problem, key: jax.Array, n: int = 16_000) -> Diagnosis:
     """Compare a guide with the posterior as far as its own draws can show it.
 
     A mode of the posterior that no draw has visited cannot be seen.

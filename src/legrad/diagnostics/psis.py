@@ -70,7 +70,7 @@ def _with_error(value: float, error: float) -> str:
     return f"{value:,.{digits}f} ± {error:.2g}"
 
 
-def khat(problem: Problem, key: jax.Array, num_samples: int = 4000) -> float:
+def khat(problem: Problem, key: jax.Array, num_samples: int = 16_000) -> float:
     """The shape of the Pareto tail of the importance weights: how far the guide is from the posterior.
 
     Below 0.5 the guide is close; up to 0.7 its draws can be reweighted to the posterior; above, they cannot, and a

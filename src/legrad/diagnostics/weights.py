@@ -155,7 +155,10 @@ def _categories(site: Mapping[str, Any]) -> int:
     bare = strip(site["fn"]).bare
     if isinstance(bare, BernoulliProbs | BernoulliLogits):
         return 2
-    return bare.probs.shape[-1] if isinstance(bare, CategoricalProbs | CategoricalLogits) else 0
+    # Only what the distribution was given: what it computes lazily would be of a trace that is over.
+    if isinstance(bare, CategoricalProbs):
+        return bare.probs.shape[-1]
+    return bare.logits.shape[-1] if isinstance(bare, CategoricalLogits) else 0
 
 
 def _subsampled(sizes: Mapping[str, tuple[int, int]]) -> str:

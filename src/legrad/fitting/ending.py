@@ -63,6 +63,7 @@ def _one(
     done = min(now.at, int(now.limits[start]))
     watch = now.watches[start] if now.watches else None
     converged = watch is not None and bool(watch.verdict)
+    fell = _fell(np.asarray(state.elbo)[:done])
     unconstrained, since = _end(program, now, start)
     elbo = np.asarray(state.elbo)
     if start in now.failures:
@@ -75,6 +76,9 @@ def _one(
     else:
         limit = f"{steps:,} steps" if done >= steps else f"{seconds:g} seconds, {done:,} steps"
         status = _unfinished(watch, elbo[:done], limit, since)
+    if fell and start not in now.failures:
+        converged = False
+        status = f"the ELBO {fell}: try a smaller learning rate. Else: {status}"
     params = program.parameters.constrain(unconstrained)
     first = program.feed.at(program.feed.load(max(0, now.at - 1)), max(0, now.at - 1))
     return FitResult(
@@ -162,6 +166,28 @@ def _trend(elbo: np.ndarray) -> str:
         per = 1000 * rise / (len(tail) / 2)
         return f"the ELBO still {'rises' if rise > 0 else 'falls'}, by {abs(per):.2g} nats in 1,000 steps"
     return "the ELBO shows no clear trend any more"
+
+
+def _fell(elbo: np.ndarray) -> str:
+    """Whether the ELBO ends clearly below where it has been: a part of the guide may have collapsed."""
+    width = max(50, len(elbo) // 20)
+    number = len(elbo) // width
+    if number < 4:
+        return ""
+    parts = elbo[len(elbo) - number * width :].reshape(number, width)
+    means = parts.mean(1)
+    # Neighbouring steps are alike, so the spread of parts of a part counts, not that of single steps.
+    spread = np.array([[piece.mean() for piece in np.array_split(part, 5)] for part in parts]).std(
+        1, ddof=1
+    ) / math.sqrt(5)
+    best = int(np.argmax(means))
+    end, drop = means[-2:].mean(), means[best] - means[-2:].mean()
+    error = math.hypot(spread[best], float(np.hypot(*spread[-2:])) / 2)
+    if drop > 6 * error and drop > 0.01 * (means[best] - elbo[:width].mean()) and drop > 1e-4 * abs(end):
+        return (
+            f"was {means[best]:.4g} around step {len(elbo) - (number - best) * width:,} and is {end:.4g} at the end"
+        )
+    return ""
 
 
 def _ordinal(n: int) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import Predictive
@@ -83,7 +84,8 @@ class FitResult:
         """Draws from the fitted guide: for each latent an array with a leading axis of draws."""
         problem = self.problem
         guide = getattr(problem.guide, "whole", problem.guide)
-        draw = Predictive(guide, params=dict(self.params), num_samples=num_samples, parallel=True)
+        params = jax.tree.map(jnp.asarray, self.params)  # a guide may look them up with a traced index
+        draw = Predictive(guide, params=params, num_samples=num_samples, parallel=True)
         values = draw(key, *problem.args, **problem.kwargs)
         return {name: value for name, value in values.items() if name not in self._auxiliary()}
 
@@ -94,7 +96,7 @@ class FitResult:
             name for name, site in trace.items() if site["type"] == "sample" and site["infer"].get("is_auxiliary")
         }
 
-    def khat(self, key: jax.Array, num_samples: int = 4000) -> float:
+    def khat(self, key: jax.Array, num_samples: int = 16_000) -> float:
         """PSIS k-hat of the guide as a proposal for the posterior; above 0.7 it warns. Needs ArviZ."""
         from legrad.diagnostics.psis import khat
 
@@ -106,7 +108,7 @@ class FitResult:
 
         return elbo_estimate(self.problem, key, n)
 
-    def diagnose(self, key: jax.Array, n: int = 4000) -> Diagnosis:
+    def diagnose(self, key: jax.Array, n: int = 16_000) -> Diagnosis:
         """All that is known against this fit: convergence, other modes, k-hat, and moments after reweighting."""
         from legrad.diagnostics.diagnosis import diagnose
 
@@ -187,7 +189,7 @@ def load(
             steps=numbers["steps"],
             seconds=numbers["seconds"],
             phases=tuple(Phase(**phase) for phase in numbers["phases"]),
-            problem=Problem(model, guide, trees["params"], args, dict(kwargs or {})),
+            problem=Problem(model, guide, jax.tree.map(jnp.asarray, trees["params"]), args, dict(kwargs or {})),
             estimator=numbers["estimator"],
             optimizer_state=None,
             **more,

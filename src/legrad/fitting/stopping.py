@@ -77,6 +77,7 @@ class Phase:
         error: Monte Carlo error of the average, in standard deviations of q.
         moved: distance to the average of the phase before.
         gained: by which the ELBO is above that of the phase before.
+        worse: whether it ended so much below it that the next phase began where this one had.
     """
 
     rate: float
@@ -88,6 +89,7 @@ class Phase:
     error: float = math.inf
     moved: float = math.inf
     gained: float = math.nan
+    worse: bool = False
 
 
 @dataclass
@@ -252,10 +254,8 @@ class Stopping:
         watch.error = iterates.monte_carlo_error(blocks, iterates.mask(window))
         # Averages of half the blocks are twice the error of the whole average apart: odd against even blocks, where
         # slow wandering cancels, and early against late ones, where it shows.
-        phase.error = 0.5 * max(
-            judge.distance(*(iterates.average(blocks, iterates.mask(part)) for part in pair), key, loaded)
-            for pair in pairs
-        )
+        averages = [[iterates.average(blocks, iterates.mask(part)) for part in pair] for pair in pairs]
+        phase.error = 0.5 * max(judge.distance(one, other, key, loaded) for one, other in averages)
         phase.averaged = phase.start + window.start * watch.length
         if watch.previous is None:
             return self._next(step, state), blocks
@@ -265,7 +265,12 @@ class Stopping:
         phase.gained, unsure = judge.gain(watch.previous, watch.average, key, loaded)
         since_start, _ = judge.gain(self.start, watch.average, key, loaded)
         left = moved * settings.shrink / (1.0 - settings.shrink)  # were the steps made smaller again and again
-        worth = phase.gained - 2.0 * unsure > settings.gain * abs(since_start)
+        little = settings.gain * abs(since_start)
+        worth = phase.gained - 2.0 * unsure > little
+        if phase.gained + 3.0 * unsure < -little:  # smaller steps from a good place ended at a worse one
+            watch.average = watch.previous
+            phase.worse = True
+            return self._next(step, state), blocks
         if left > settings.tolerance or worth:
             return self._next(step, state), blocks
         if phase.error > settings.tolerance:
