@@ -1,6 +1,6 @@
 """Is a fit right, or does it say that it is not? And does stop="auto" end in the right place, in good time?
 
-    python benchmarks/trust/table.py [--only NAMES] [--restarts 4]      (make trust)
+    python benchmarks/trust/table.py [--only NAMES] [--restarts 8]      (make trust)
 
 Every problem is fitted with `stop="auto"` and several starts, and diagnosed. Means and standard deviations of the
 guide are compared with the posterior that `references.py` found by other means. A fit ten times as long, with a
@@ -153,7 +153,7 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the table of docs/trust.md.")
     parser.add_argument("--only", default=",".join(PROBLEMS), help="names of problems, with commas")
-    parser.add_argument("--restarts", type=int, default=4)
+    parser.add_argument("--restarts", type=int, default=8)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)

@@ -48,7 +48,7 @@ class AutoStop:
     rhat: float = 1.1
     shrink: float = 0.25
     gain: float = 0.005
-    block: int = 16
+    block: int = 8
 
     def __post_init__(self) -> None:
         wrong = {
