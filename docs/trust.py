@@ -19,7 +19,7 @@ deviations; it is *flagged* if it did not converge, its starts disagree, k-hat i
 by more than 0.1 when its draws are reweighted to the posterior. `make trust` makes this page.
 """
 STOPPED = """
-*Gap*: how much of the ELBO's gain from the start a fit ten times as long (Adam, 0.05, cosine decay) has more.
+*Gap*: how much of the ELBO's gain from the start a fit ten times as long (Adam, 0.05 or 0.02, cosine decay) has more.
 *Off*: how far the guide is from where that fit ends: the worst mean or standard deviation, in standard deviations.
 *Fixed*: the fewest steps with which any of 10 schedules (Adam, rates 0.01 to 0.2, constant or cosine) ends as near
 as that, or within 0.03. This is the best in hindsight: a user does not know which of them it is.

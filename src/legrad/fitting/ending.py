@@ -12,6 +12,7 @@ import numpy as np
 
 from legrad.fitting.checkpoint import Progress
 from legrad.fitting.checks import name_failure
+from legrad.fitting.data import Loaded
 from legrad.fitting.judge import Judge
 from legrad.fitting.result import FitResult
 from legrad.fitting.step import Program
@@ -194,13 +195,26 @@ def _ordinal(n: int) -> str:
     return {1: "first", 2: "second", 3: "third"}.get(n, f"{n}th")
 
 
+def _as_good(judge: Judge, best: Any, other: Any, key: jax.Array, loaded: Loaded) -> bool:
+    """Whether the ELBO of two ends cannot be told apart."""
+    gain, error = judge.gain(best, other, key, loaded, _RANK_DRAWS)
+    return gain >= -2.0 * error
+
+
 def _compare(program: Program, judge: Judge, now: Progress, results: list[FitResult]) -> tuple[int, tuple[int, ...]]:
-    """The start with the best ELBO, and those that ended elsewhere with one that is not much worse."""
+    """The start with the best ELBO, and those that ended elsewhere with one that is not much worse.
+
+    Of those that are as good as the best it is the one that converged first.
+    """
     key, loaded = program.keys[0], program.feed.load(max(0, now.at - 1))
     ends = [_end(program, now, i)[0] for i in range(len(results))]
     elbos = [judge.elbo(end, key, loaded, _RANK_DRAWS) for end in ends]
     elbos = [e if math.isfinite(e) and i not in now.failures else -math.inf for i, e in enumerate(elbos)]
-    best = int(np.argmax(elbos))
+    top = int(np.argmax(elbos))
+    best = min(
+        (i for i in range(len(ends)) if i == top or _as_good(judge, ends[top], ends[i], key, loaded)),
+        key=lambda i: (i in now.failures, not results[i].converged, results[i].steps),
+    )
     elsewhere = [
         i
         for i, elbo in enumerate(elbos)

@@ -44,7 +44,11 @@ class Judge:
 
     def distances(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> dict[str, float]:
         """The same for each site."""
-        return {name: float(d) for name, d in jax.device_get(self._distances(a, b, key, loaded)).items()}
+        return {name: float(d[0]) for name, d in jax.device_get(self._distances(a, b, key, loaded)).items()}
+
+    def spread(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> float:
+        """The root mean square over the elements of a site, of the site where it is largest."""
+        return max((float(d[1]) for d in jax.device_get(self._distances(a, b, key, loaded)).values()), default=0.0)
 
     def gain(self, a: Any, b: Any, key: jax.Array, loaded: Loaded, number: int = _GAIN_DRAWS) -> tuple[float, float]:
         """ELBO at b minus ELBO at a, and its standard error."""
@@ -64,7 +68,7 @@ class Judge:
         return Problem(program.model, program.guide, params, args, kwargs)
 
     @partial(jax.jit, static_argnums=0)
-    def _distances(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> dict[str, jax.Array]:
+    def _distances(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> dict[str, tuple[jax.Array, jax.Array]]:
         with known(loaded.arrays, self.program.feed.arrays):
             here, there = self._problem(b, loaded, 0), self._problem(a, loaded, 0)
 
@@ -76,7 +80,8 @@ class Judge:
             noise = draws(key, _DRAWS)
             each = jax.vmap(divergence, in_axes=(Noise(0, None),))(noise)  # type: ignore[arg-type]
         means = {name: jnp.mean(jnp.where(jnp.isfinite(k), k, jnp.inf), axis=0) for name, k in each.items()}
-        return {name: most(jnp.sqrt(2.0 * jnp.maximum(k, 0.0))) for name, k in means.items()}
+        squares = {name: 2.0 * jnp.maximum(k, 0.0) for name, k in means.items()}
+        return {name: (most(jnp.sqrt(s)), jnp.sqrt(jnp.mean(s))) for name, s in squares.items()}
 
     def _elbo(self, unconstrained: Any, key: jax.Array, loaded: Loaded, draw: Any) -> jax.Array:
         problem, noise = self._problem(unconstrained, loaded, draw), Noise(*jax.random.split(key))

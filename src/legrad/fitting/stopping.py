@@ -25,11 +25,13 @@ import numpy as np
 
 from legrad.fitting import iterates
 from legrad.fitting.data import Loaded
-from legrad.fitting.iterates import Blocks
+from legrad.fitting.iterates import NUMBER, Blocks
 from legrad.fitting.judge import Judge
 from legrad.fitting.step import State
 
-_LOOKS = (8, 10, 12, 14, 16)  # filled blocks at which the iterates are looked at
+_LOOKS = (4, 6, 8, 10, 12, 14, 16)  # filled blocks at which the iterates are looked at
+_FIRST = _LOOKS.index(8)  # the first phase, which may begin far away, is not looked at before that
+_MERGED = _LOOKS.index(NUMBER // 2) + 1  # after the last look pairs of blocks are merged
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Watch:
 
     phases: list[Phase]
     length: int
-    look: int = 0  # which of _LOOKS comes next
+    look: int = _FIRST  # which of _LOOKS comes next
     verdict: str = ""  # why it ended; empty while it has not
     previous: Any = None  # the average of the phase before
     average: Any = None  # the answer so far
@@ -188,7 +190,7 @@ class Stopping:
                 return state
         watch.look += 1
         if watch.look == len(_LOOKS):
-            watch.look, watch.length = 1, 2 * watch.length
+            watch.look, watch.length = _MERGED, 2 * watch.length
             blocks = iterates.merged(blocks)
         return state._replace(blocks=blocks)
 
@@ -255,7 +257,7 @@ class Stopping:
         # Averages of half the blocks are twice the error of the whole average apart: odd against even blocks, where
         # slow wandering cancels, and early against late ones, where it shows.
         averages = [[iterates.average(blocks, iterates.mask(part)) for part in pair] for pair in pairs]
-        phase.error = 0.5 * max(judge.distance(one, other, key, loaded) for one, other in averages)
+        phase.error = 0.5 * max(judge.spread(one, other, key, loaded) for one, other in averages)
         phase.averaged = phase.start + window.start * watch.length
         if watch.previous is None:
             return self._next(step, state), blocks
