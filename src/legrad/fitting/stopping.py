@@ -46,7 +46,7 @@ class AutoStop:
         block: steps of the first blocks of iterates; the first look is after eight of them.
     """
 
-    tolerance: float = 0.03
+    tolerance: float = 0.02
     rhat: float = 1.1
     shrink: float = 0.25
     gain: float = 0.005
