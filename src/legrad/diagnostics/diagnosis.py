@@ -186,8 +186,12 @@ def _moments(draws: Draws, weights: np.ndarray) -> dict[Feature, _Moments]:
             y = x - origin.setdefault(feature, x[0])
             parts = np.stack([y.sum(0), (y**2).sum(0), (w * y).sum(0), (w * y**2).sum(0)])
             sums[feature] = sums.get(feature, 0.0) + parts / len(weights)
+        # n draws cannot see probabilities below 1/n: the indicator of a rarer label counts as one of that probability
+        least = {feature: 0.0 if feature[1] is None else len(weights) ** -0.5 for feature in sums}
         return {
-            feature: _Moments(origin[feature] + a, _sd(a, aa), origin[feature] + b, _sd(b, bb))
+            feature: _Moments(
+                origin[feature] + a, _sd(a, aa), origin[feature] + b, np.maximum(_sd(b, bb), least[feature])
+            )
             for feature, (a, aa, b, bb) in sums.items()
         }
 

@@ -63,7 +63,12 @@ def _bound(axes: Any, result: FitResult) -> None:
     steps = np.arange(1, len(elbo) + 1)
     for other in result.restarts:
         if not np.array_equal(other.elbo, elbo):
-            axes.plot(*_running(other.elbo, window), color=_GREY, alpha=0.6, linewidth=0.9)
+            axes.plot(
+                *_running(other.elbo[: len(elbo)], min(window, len(other.elbo))),
+                color=_GREY,
+                alpha=0.6,
+                linewidth=0.9,
+            )
     axes.plot(steps, elbo, color=_BLUE, alpha=0.25, linewidth=0.6, label="each step")
     axes.plot(*_running(elbo, window), color=_RED, label=f"mean of {window:,} steps")
     if result.restarts:
@@ -71,9 +76,10 @@ def _bound(axes: Any, result: FitResult) -> None:
     finite = elbo[np.isfinite(elbo)]
     if len(finite) > 10:
         # The first steps are often far below: let the picture show where the fit ends up.
-        low, high = np.percentile(finite, [5, 100])
+        # Single draws that are far off are left out, too.
         tail = finite[len(finite) // 2 :]
-        low = min(low, tail.min(), np.median(tail) - 3 * np.std(tail))
+        high = finite.max()
+        low = min(np.percentile(finite, 10), np.percentile(tail, 1), _running(tail, min(window, len(tail)))[1].min())
         axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.set_ylabel("ELBO", color=_INK)
     axes.legend(frameon=True, framealpha=0.8, edgecolor="none", loc="lower right", fontsize=9)
