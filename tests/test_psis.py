@@ -161,7 +161,7 @@ def test_khat_of_ties_meets_itself():
 
 def test_draws_without_probability_are_reported():
     problem = Problem(target(dist.TruncatedNormal(0.0, 1.0, low=-2.0)), normal(), {})
-    with pytest.warns(FitWarning, match="of 4000 draws of the guide have no probability"):
+    with pytest.warns(FitWarning, match="of 16000 draws of the guide have no probability"):
         assert khat(problem, KEY) < LIMIT
     estimate = elbo_estimate(problem, KEY)
     assert estimate.elbo == -np.inf

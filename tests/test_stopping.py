@@ -243,3 +243,26 @@ def test_one_start_that_fails_does_not_end_the_others():
     assert 0 < len(failed) < 6
     assert result.steps == 200
     assert result.params["m"] == pytest.approx(1.0, abs=0.05)
+
+
+# --- distances between guides ------------------------------------------------------------------------------------
+
+
+def test_distances_are_those_of_closed_forms():
+    from legrad.problem import Noise, Problem
+
+    def guide():
+        x = numpyro.sample("x", dist.Normal(numpyro.param("m", 0.0), jnp.exp(numpyro.param("s", 0.0))))
+        numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("l", 0.0) + 0.0 * x))
+
+    def at(m, s, logit):
+        return Problem(lambda: None, guide, {"m": m, "s": s, "l": logit})
+
+    noise = Noise(*jax.random.split(KEY))
+    for here, there in (((0.1, 0.2, 0.5), (0.0, 0.0, -0.5)), ((0.0, 0.0, 40.0), (0.0, 0.0, 4.0))):
+        found = at(*here).divergence(at(*there), noise)
+        normals = [dist.Normal(m, jnp.exp(s)) for m, s, _ in (here, there)]
+        assert found["x"] == pytest.approx(float(dist.kl_divergence(*normals)), abs=1e-9)
+        p, q = (jax.nn.sigmoid(logit) for *_, logit in (here, there))
+        both = [a * jnp.log(a / b) for a, b in ((p, q), (1 - p, 1 - q)) if a > 0]
+        assert found["z"] == pytest.approx(float(sum(both)), rel=1e-6)

@@ -215,23 +215,27 @@ class Problem:
                 minus_log_q[name] = -_site_log_prob(site)
         return Evaluation(log_p, minus_log_q, factors, observed)
 
-    def log_ratio(self, other: Problem, noise: Noise) -> dict[str, jax.Array]:
-        """log q of this guide minus that of another, at a draw of this one: for each latent, by element.
+    def divergence(self, other: Problem, noise: Noise) -> dict[str, jax.Array]:
+        """KL of this guide from another, for each latent by element, given its parents at a draw of this one.
 
-        An event that has no scalar elements counts as a mean over its coordinates.
+        An element with candidates sums or integrates over them; of others it is the estimate exp(-d) - 1 + d at the
+        draw, with d the log-ratio. An event without scalar elements counts as the mean over its coordinates.
         """
         trace = self._run_guide({}, noise)
         values = {name: site["value"] for name, site in _sites(trace) if not site["is_observed"]}
         there = _factors(other._run_guide(values, noise))
 
-        def log_q(factor: Factor) -> jax.Array:
-            event = strip(factor.fn).bare.event_shape if factor.scalar is None else ()
-            return factor.counts(factor.log_prob()) / math.prod(event)
+        def one(here: Factor, there: Factor) -> jax.Array:
+            scalar = here.scalar
+            found = None if scalar is None else support.candidates(scalar.base)
+            if found is None:
+                d = here.log_prob() - there.log_prob(here.coordinate)
+                size = math.prod(strip(here.fn).bare.event_shape) if scalar is None else 1
+                return here.counts(jnp.exp(jnp.minimum(-d, 40.0)) - 1.0 + d) / size
+            ratio = here.log_prob(found.values) - there.log_prob(found.values)
+            return here.counts(jnp.sum(jnp.where(found.weights > 0, found.weights * ratio, 0.0), axis=0))
 
-        return {
-            name: log_q(factor) - log_q(replace(there[name], coordinate=factor.coordinate))
-            for name, factor in _factors(trace).items()
-        }
+        return {name: one(factor, there[name]) for name, factor in _factors(trace).items()}
 
     def parents(self, pivot: Mapping[str, Factor], noise: Noise) -> dict[str, frozenset[str]]:
         """For each latent of the guide, the latents that its distribution's parameters depend on directly.

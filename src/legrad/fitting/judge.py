@@ -2,7 +2,7 @@
 
 For an element x of a latent, with q_a and q_b the guide at the two sets,
 
-    distance = sqrt( 2 KL(q_b(x | pa) ‖ q_a(x | pa)) ),    KL = E_{q_b}[ exp(-d) - 1 + d ],   d = log q_b - log q_a
+    distance = sqrt( 2 KL(q_b(x | pa) ‖ q_a(x | pa)) ),    the mean of KL over draws of the parents
 
 For a Normal it is the shift of the mean in standard deviations, for a Bernoulli the change of its probability in
 standard deviations; a logit that drifts to infinity goes nowhere. The gain is the difference of the two ELBOs, with
@@ -73,9 +73,7 @@ class Judge:
             here, there = self._problem(b, loaded, 0), self._problem(a, loaded, 0)
 
             def divergence(noise: Noise) -> dict[str, jax.Array]:
-                return {
-                    name: jnp.exp(jnp.minimum(-d, 40.0)) - 1.0 + d for name, d in here.log_ratio(there, noise).items()
-                }
+                return here.divergence(there, noise)
 
             noise = draws(key, _DRAWS)
             each = jax.vmap(divergence, in_axes=(Noise(0, None),))(noise)  # type: ignore[arg-type]
