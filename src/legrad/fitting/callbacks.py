@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from legrad.messages import FitWarning
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,14 @@ class JsonLines:
             "gradient_variance": snapshot.gradient_variance,
             "rate": snapshot.rate,
         }
-        if not self._begun and self.path.exists():
-            self.path.write_text("".join(_before(self.path.read_text(), snapshot.step)))
-        self._begun = True
-        with self.path.open("a") as file:
-            file.write(json.dumps({k: v if np.isfinite(v) else None for k, v in line.items()}) + "\n")
+        try:
+            if not self._begun and self.path.exists():
+                self.path.write_text("".join(_before(self.path.read_text(), snapshot.step)))
+            self._begun = True
+            with self.path.open("a") as file:
+                file.write(json.dumps({k: v if np.isfinite(v) else None for k, v in line.items()}) + "\n")
+        except OSError as error:  # a full disk must not end a fit for the sake of its log
+            warnings.warn(f"step {snapshot.step} could not be logged: {error}", FitWarning, stacklevel=2)
 
 
 def _before(text: str, step: int) -> list[str]:

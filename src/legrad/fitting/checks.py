@@ -81,7 +81,11 @@ def name_failure(program: Program, unconstrained: dict[str, Any], key: jax.Array
     value, gradient = jax.value_and_grad(loss)(unconstrained)
     for parameter in _not_finite(gradient):
         return f"the gradient with respect to '{parameter}' is not finite"
-    return "the parameters after the step overflow" if np.isfinite(value) else f"the ELBO is {-float(value)}"
+    return (
+        "the parameters or the optimizer after the step overflow"
+        if np.isfinite(value)
+        else f"the ELBO is {-float(value)}"
+    )
 
 
 def _look(problem: Problem, noise: Noise) -> tuple[dict[str, Any], dict[str, Any]]:

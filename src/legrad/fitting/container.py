@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 _FIRST = b"legrad 1 "
@@ -70,13 +71,27 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def flat(name: str, tree: Any) -> dict[str, np.ndarray]:
     """The leaves of a tree as named arrays, in order."""
-    return {f"{name} {i}": np.asarray(leaf) for i, leaf in enumerate(jax.device_get(jax.tree.leaves(tree)))}
+    leaves = jax.device_get([_plain(leaf) for leaf in jax.tree.leaves(tree)])
+    return {f"{name} {i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
 
 
 def unflat(name: str, like: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """The inverse of `flat`, for a tree of known structure."""
     leaves, structure = jax.tree.flatten(like)
-    return jax.tree.unflatten(structure, [arrays[f"{name} {i}"] for i in range(len(leaves))])
+    found = [_restored(arrays[f"{name} {i}"], leaf) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, found)
+
+
+def _plain(leaf: Any) -> Any:
+    """A random key as its numbers."""
+    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def _restored(array: np.ndarray, like: Any) -> Any:
+    if _plain(like) is not like:
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
+    return array.view(like.dtype) if array.dtype.kind == "V" else array  # NumPy does not know bfloat16
 
 
 def described(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
@@ -88,14 +103,15 @@ def described(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
     if not (isinstance(tree, np.ndarray | np.generic | int | float | bool) or hasattr(tree, "__array__")):
         raise TypeError(f"a {type(tree).__name__} cannot be saved: parameters are arrays in dicts, lists and tuples")
     arrays[name := f"leaf {len(arrays)}"] = np.asarray(tree)
-    return {"leaf": name}
+    return {"leaf": [name, str(arrays[name].dtype)]}
 
 
 def undescribed(text: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """The inverse of `described`."""
     ((kind, value),) = text.items()
     if kind == "leaf":
-        return arrays[value]
+        array = arrays[value[0]]
+        return array.view(jnp.dtype(value[1])) if array.dtype.kind == "V" else array
     if kind == "dict":
         return {key: undescribed(inner, arrays) for key, inner in value}
     return (tuple if kind == "tuple" else list)(undescribed(inner, arrays) for inner in value)

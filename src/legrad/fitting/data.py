@@ -22,6 +22,10 @@ _BUFFER_BYTES = 32 << 20  # of minibatches that are on the device at a time
 _BUFFER_STEPS = 512
 
 
+class DataError(OSError):
+    """Minibatches that could not be read."""
+
+
 class Minibatches:
     """Rows of host arrays or `np.memmap` files, a minibatch a step, shuffled anew each epoch.
 
@@ -31,7 +35,7 @@ class Minibatches:
         with numpyro.plate("rows", 10_000_000, subsample_size=len(y)): ...
 
     That plate's indices are the numbers of the rows, so `numpyro.param` inside it picks the parameters of these rows.
-    Rows that do not fill the last minibatch of an epoch wait for the next shuffle.
+    Rows that do not fill the last minibatch of an epoch wait for the next shuffle; without one, the order goes round.
 
     Args:
         arrays: of the same length, rows first.
@@ -54,6 +58,9 @@ class Minibatches:
         (self.rows,) = lengths
         if not isinstance(size, int | np.integer) or isinstance(size, bool) or not 1 <= size <= self.rows:
             raise ValueError(f"size={size!r}: a minibatch has between 1 and all {self.rows} rows")
+        for array in self.arrays:
+            if array.dtype.kind not in "biuf":
+                raise TypeError(f"an array of {array.dtype} is among the minibatches: make it numbers")
         self.size, self.shuffle = int(size), shuffle
         self.per_epoch = self.rows // self.size
         self._order: tuple[tuple[int, int], np.ndarray] | None = None
@@ -62,7 +69,7 @@ class Minibatches:
         """The numbers of the rows of a step, ascending (a disk likes that)."""
         epoch, position = divmod(step, self.per_epoch)
         if not self.shuffle:
-            return np.arange(position * self.size, (position + 1) * self.size)
+            return np.sort((step * self.size + np.arange(self.size)) % self.rows)
         if self._order is None or self._order[0] != (seed, epoch):
             order = np.arange(self.rows, dtype=np.uint32 if self.rows < 2**32 else np.uint64)
             np.random.Generator(np.random.Philox(key=[seed, epoch])).shuffle(order)
@@ -114,6 +121,7 @@ class Feed:
         self.arrays, self.rebuild = split_arrays((args, dict(kwargs)))
         self._thread = ThreadPoolExecutor(1, "legrad-data") if data is not None else None
         self._reads: dict[int, Future[Loaded]] = {}
+        self._last: tuple[Loaded, int] = (Loaded(self.arrays), 0)
         self.capacity: float = np.inf
         if data is not None:
             row = sum(a.dtype.itemsize * int(np.prod(a.shape[1:])) for a in data.arrays)
@@ -157,7 +165,18 @@ class Feed:
                 self._reads[wanted] = self._thread.submit(self._read, wanted)
         for done in set(self._reads) - {number, number + 1}:
             del self._reads[done]
-        return self._reads[number].result()
+        try:
+            loaded = self._reads[number].result()
+        except OSError as error:
+            del self._reads[number]
+            raise DataError(f"minibatches from step {number * int(self.capacity):,} on: {error}") from error
+        self._last = (loaded, step)
+        return loaded
+
+    @property
+    def last(self) -> Given:
+        """The arguments of the last step that was asked for."""
+        return self.at(*self._last)
 
     def left(self, step: int) -> float:
         """How many steps from this one on are loaded together."""

@@ -20,12 +20,14 @@ from tqdm.auto import tqdm
 
 from legrad.fitting.callbacks import Callback, Snapshot
 from legrad.fitting.checkpoint import Checkpoint, Progress
+from legrad.fitting.data import DataError
 from legrad.fitting.step import Program
 from legrad.fitting.stopping import Stopping
 
 _CHUNK_SECONDS = 0.5  # how long compiled code runs between two looks at the clock
 _CHECKPOINT_SECONDS = 30.0
 _RECENT = 1000
+LOST = "the checkpoint could not be written"
 
 
 @dataclass
@@ -57,7 +59,8 @@ class Drive:
     def run(self, now: Progress) -> tuple[Progress, str]:
         """Go on from here; where the fit ended, and what ended it if it was not the fit itself."""
         self._ran, self._chunk, self._first = 0.0, 1, True
-        self._called = self._saved = now.at
+        self._saved = now.at
+        self._called = now.at - now.at % self.callback_every
         self._saved_at = time.perf_counter()
         fresh = now.at == 0
         ended = ""
@@ -71,11 +74,13 @@ class Drive:
                     now = self._advance(now)
             except KeyboardInterrupt:
                 ended = "it was interrupted"
-        if (
-            self.checkpoint is not None
-            and (now.at != self._saved or fresh)
-            and not ended.startswith("the checkpoint")
-        ):
+            except DataError as error:
+                ended = f"the data could not be read ({error})"
+            except BaseException:  # of a callback: keep what there is
+                if self.checkpoint is not None and now.at != self._saved:
+                    self._save(now)
+                raise
+        if self.checkpoint is not None and (now.at != self._saved or fresh) and not ended.startswith(LOST):
             ended = self._save(now) or ended
         return now, ended
 
@@ -109,7 +114,8 @@ class Drive:
         if self.callbacks and now.at % self.callback_every == 0 and now.at > self._called:
             snapshot = self._snapshot(now)
             self._called = now.at
-            if any([callback(snapshot) is True for callback in self.callbacks]):
+            answers = [callback(snapshot) for callback in self.callbacks]
+            if any(np.ndim(answer) == 0 and np.asarray(answer).dtype == bool and bool(answer) for answer in answers):
                 ended = "a callback ended it"
         if self.checkpoint is not None and now.at > self._saved:
             due = time.perf_counter() - self._saved_at > _CHECKPOINT_SECONDS
@@ -155,10 +161,10 @@ class Drive:
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             why = "the disk is full" if full else str(error)
-            return (
-                f"the checkpoint could not be written to '{self.checkpoint.path.parent}' ({why}); the one of step "
-                f"{self._saved} is whole. Make room and run the same call again"
-            )
+            whole = self.checkpoint.path.exists()
+            before = f"the one of step {self._saved} is whole" if whole else "there is none yet"
+            folder = self.checkpoint.path.parent
+            return f"{LOST} to '{folder}' ({why}); {before}. Make room and run the same call again"
         self._saved, self._saved_at = now.at, time.perf_counter()
         return ""
 
@@ -188,7 +194,8 @@ class Drive:
         width = min(_RECENT, now.at - self._called)
         best, elbo = self._best(now, width)
         one = self.program.take(now.state, best)
-        noise = np.asarray(one.noise[max(0, now.at - width) : now.at])
+        done = min(now.at, int(now.limits[best]))
+        noise = np.asarray(one.noise[max(0, done - width) : done])
         return Snapshot(
             step=now.at,
             seconds=now.clock[-1][1],
@@ -204,7 +211,8 @@ class Drive:
         for i, limit in enumerate(now.limits):
             done = min(now.at, int(limit))
             elbo = np.asarray(self.program.take(now.state.elbo, i)[max(0, done - width) : done])
-            recent.append(float(np.mean(elbo)) if len(elbo) else -math.inf)
+            sound = len(elbo) and i not in now.failures
+            recent.append(float(np.mean(elbo)) if sound else -math.inf)
         best = int(np.argmax(recent))
         return best, recent[best]
 

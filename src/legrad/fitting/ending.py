@@ -13,6 +13,7 @@ import numpy as np
 from legrad.fitting.checkpoint import Progress
 from legrad.fitting.checks import name_failure
 from legrad.fitting.data import Loaded
+from legrad.fitting.drive import LOST
 from legrad.fitting.judge import Judge
 from legrad.fitting.result import FitResult
 from legrad.fitting.step import Program
@@ -77,11 +78,13 @@ def _one(
     else:
         limit = f"{steps:,} steps" if done >= steps else f"{seconds:g} seconds, {done:,} steps"
         status = _unfinished(watch, elbo[:done], limit, since)
+    if ended.startswith(LOST) and (converged or start in now.failures):
+        status = f"{status}. But {ended}"
     if fell and start not in now.failures:
         converged = False
         status = f"the ELBO {fell}: try a smaller learning rate. Else: {status}"
     params = program.parameters.constrain(unconstrained)
-    first = program.feed.at(program.feed.load(max(0, now.at - 1)), max(0, now.at - 1))
+    first = program.feed.last
     return FitResult(
         params=jax.device_get(params),
         converged=converged,
@@ -93,7 +96,7 @@ def _one(
         phases=() if watch is None else tuple(watch.phases),
         error=jax.device_get(watch.error) if watch is not None and converged else None,
         clock=np.asarray(now.clock),
-        problem=Problem(program.model, program.guide, params, first.args, first.kwargs),
+        problem=Problem(program.model, program.guide, params | first.plates, first.args, first.kwargs),
         estimator=program.estimator,
         optimizer_state=jax.device_get(state.memory),
     )
@@ -122,6 +125,11 @@ def _failure(program: Program, step: int, start: int, state: Any) -> str:
 def _converged(watch: Watch, done: int) -> str:
     last = watch.phases[-1]
     rhat = f"R-hat {last.rhat:.2f}{', of parameters whose drift does not move the guide' if last.flat else ''}"
+    if last.moved == last.error == 0.0:
+        return (
+            f"converged after {done:,} steps: {rhat}. At the last step size the ELBO gained {last.gained:.2g} nats; the "
+            f"guide has no spread to measure distances by. The parameters are the average since step {last.averaged:,}"
+        )
     return (
         f"converged after {done:,} steps: {rhat}. From the step size before to the last one the guide moved by "
         f"{last.moved:.2g} of its standard deviations; the parameters are the average since step {last.averaged:,}, "

@@ -110,7 +110,7 @@ def split_rhat(blocks: Blocks, first: jax.Array, second: jax.Array) -> dict[str,
 
     def worst(mean: Any, squares: Any) -> jax.Array:
         values = [jnp.ravel(one(m, s)) for m, s in zip(jax.tree.leaves(mean), jax.tree.leaves(squares), strict=True)]
-        return most(jnp.concatenate(values))
+        return most(jnp.concatenate(values)) if values else jnp.ones(())
 
     return {name: worst(blocks.mean[name], blocks.squares[name]) for name in blocks.mean}
 

@@ -11,7 +11,6 @@ the same noise and minibatches in both.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -37,6 +36,7 @@ class Judge:
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        self._distances, self._elbos = jax.jit(self._all_distances), jax.jit(self._all_elbos)
 
     def distance(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> float:
         """Between the guides at two sets of unconstrained parameters: what 95% of a site's elements keep under."""
@@ -67,8 +67,9 @@ class Judge:
         params = program.parameters.constrain(unconstrained) | plates
         return Problem(program.model, program.guide, params, args, kwargs)
 
-    @partial(jax.jit, static_argnums=0)
-    def _distances(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def _all_distances(
+        self, a: Any, b: Any, key: jax.Array, loaded: Loaded
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
         with known(loaded.arrays, self.program.feed.arrays):
             here, there = self._problem(b, loaded, 0), self._problem(a, loaded, 0)
 
@@ -85,7 +86,6 @@ class Judge:
         problem, noise = self._problem(unconstrained, loaded, draw), Noise(*jax.random.split(key))
         return problem.evaluate({}, noise, pivot=problem.draw(noise)).total()
 
-    @partial(jax.jit, static_argnums=0)
-    def _elbos(self, a: Any, keys: jax.Array, loaded: Loaded) -> jax.Array:
+    def _all_elbos(self, a: Any, keys: jax.Array, loaded: Loaded) -> jax.Array:
         with known(loaded.arrays, self.program.feed.arrays):
             return jax.lax.map(lambda x: self._elbo(a, x[0], loaded, x[1]), (keys, jnp.arange(len(keys))))

@@ -47,7 +47,7 @@ def fit(
     init_params: Mapping[str, Any] | None = None,
     checkpoint: Any = None,
     checkpoint_every: int | None = None,
-    callback: Callback | Sequence[Callback] = (),
+    callback: Callback | Sequence[Callback] | None = None,
     callback_every: int = 100,
     progress: bool | str | None = None,
 ) -> FitResult:
@@ -87,10 +87,10 @@ def fit(
     estimator = LocalExpectation() if estimator is None else estimator
     optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
     steps = (_STEPS if rule is None else _STEPS_AUTO) if steps is None else steps
-    callbacks = [callback] if callable(callback) else list(callback)
+    callbacks = [callback] if callable(callback) else list(callback or ())
     _check(estimator, optimizer, rule, seconds, args, data, callbacks)
     _check_counts(steps=steps, restarts=restarts, checkpoint_every=checkpoint_every, callback_every=callback_every)
-    kwargs = dict(kwargs or {})
+    steps, kwargs = int(steps), dict(kwargs or {})
     of_init, of_check, of_steps = jax.random.split(key, 3)
 
     feed = Feed(args, kwargs, data, int(np.asarray(jax.random.key_data(of_steps)).ravel()[-1]))
@@ -157,5 +157,5 @@ def _check_counts(**counts: int | None) -> None:
     for name, number in counts.items():
         if number is None and name == "checkpoint_every":
             continue
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 1:
             raise ValueError(f"{name}={number!r}: a fit needs a whole number of at least 1")

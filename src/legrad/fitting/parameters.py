@@ -59,6 +59,10 @@ class Parameters:
         self.transforms = {
             name: biject_to(site["kwargs"].get("constraint", constraints.real)) for name, site in sites.items()
         }
+        for name, site in sites.items():
+            for leaf in jax.tree.leaves(site["value"]):
+                if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                    raise TypeError(f"parameter '{name}' is {jnp.result_type(leaf)}: start it with a float")
         self.initial: Params = {name: _strong(site["value"]) for name, site in sites.items()}
         _check_finite(self.initial)
         for name, value in self.unconstrain(self.initial).items():

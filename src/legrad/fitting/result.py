@@ -77,7 +77,8 @@ class FitResult:
             model: in the place of the model, such as one without subsampling.
             kwargs: keyword arguments.
         """
-        other = replace(self.problem, args=args, kwargs=kwargs, model=model or self.problem.model)
+        params = jax.tree.map(jnp.asarray, self.params)  # without the rows of the last minibatch
+        other = replace(self.problem, params=params, args=args, kwargs=kwargs, model=model or self.problem.model)
         return replace(self, problem=other)
 
     def sample(self, key: jax.Array, num_samples: int = 1000) -> dict[str, jax.Array]:

@@ -7,7 +7,6 @@ happened to stays where it was before.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -74,6 +73,7 @@ class Program:
     ) -> None:
         self.model, self.guide, self.parameters = model, guide, parameters
         self.estimator, self.optimizer, self.feed, self.keys = estimator, optimizer, feed, keys
+        self._advance = jax.jit(self._advance_all)  # of this object: a static `self` would stay in JAX's cache
 
     def loss(self, unconstrained: dict[str, Any], key: jax.Array, loaded: Loaded, step: Any) -> jax.Array:
         """The negative ELBO of one step."""
@@ -123,8 +123,7 @@ class Program:
         after = self._advance(state, self.keys, jnp.asarray(ends, jnp.int32), loaded)
         return after, {int(r): int(ends[r]) for r in np.flatnonzero(failed)}
 
-    @partial(jax.jit, static_argnums=0)
-    def _advance(self, state: State, keys: jax.Array, ends: jax.Array, loaded: Loaded) -> State:
+    def _advance_all(self, state: State, keys: jax.Array, ends: jax.Array, loaded: Loaded) -> State:
         # It is compiled for these arrays alone, so what is sparse in them may be planned.
         with known(loaded.arrays, self.feed.arrays):
             if len(self.keys) == 1:
@@ -144,7 +143,9 @@ class Program:
         updates, memory = self.optimizer.update(gradient, state.memory, old)
         updates = jax.tree.map(lambda u: state.rate.astype(u.dtype) * u, updates)
         new = optax.apply_updates(old, updates)
-        failed = ~(jnp.isfinite(value) & _finite(gradient) & _finite(new))
+        # The optimizer's state counts, too: with an infinite second moment Adam would stand still for ever.
+        sound = _finite(memory) | ~_finite(state.memory)  # some hold an infinity from the beginning
+        failed = ~(jnp.isfinite(value) & _finite(gradient) & _finite(new) & sound)
 
         return State(
             step=i + 1,
@@ -162,7 +163,8 @@ class Program:
 
 
 def _finite(tree: Any) -> jax.Array:
-    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in floats]
     return jnp.all(jnp.stack(leaves)) if leaves else jnp.asarray(True)
 
 

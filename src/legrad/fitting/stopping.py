@@ -137,8 +137,10 @@ def answer(watch: Watch, state: State) -> tuple[Any, int | None]:
     if math.isfinite(phase.error):
         return watch.average, phase.averaged
     filled = int(blocks.seen) // int(blocks.length)
-    if watch.previous is None or filled < 4:
+    if watch.previous is None:
         return state.unconstrained, None
+    if filled < 4:
+        return watch.previous, [before.averaged for before in watch.phases[:-1] if not before.worse][-1]
     return iterates.average(
         blocks, iterates.mask(range(filled // 4, filled))
     ), phase.start + filled // 4 * watch.length
@@ -230,6 +232,11 @@ class Stopping:
             return iterates.average(blocks, iterates.mask(range(edges[first], edges[last])))
 
         late = part(2, 4)
+        gained, unsure = judge.gain(part(0, 2), late, key, loaded)
+        if (
+            gained - 2.0 * unsure > tolerance
+        ):  # nats: it also sees what no factor of the guide has, the model's parameters
+            return False
         between = judge.distances(part(0, 2), late, key, loaded)
         if self.watch.previous is not None and max(between.values(), default=0.0) <= tolerance / 5:
             return True
