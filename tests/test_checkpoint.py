@@ -93,7 +93,8 @@ def test_sigkill(tmp_path):
     [
         ({"estimator": legrad.LocalExpectation()}, "its estimator is legrad.DisARM"),
         ({"optimizer": optax.adam(0.02)}, "its optimizer is"),
-        ({"optimizer": optax.sgd(0.01)}, "its optimizer is"),
+        ({"optimizer": optax.adam(0.01, b2=0.9)}, "its optimizer is"),
+        ({"optimizer": optax.adam(optax.piecewise_constant_schedule(0.01, {500: 0.1}))}, "its optimizer is"),
         ({"restarts": 2}, "its number of starts is 1, here it is 2"),
         ({"stop": "auto"}, "its stopping rule is None"),
     ],
@@ -197,6 +198,12 @@ def test_ctrl_c_returns_the_result_so_far(tmp_path):
         result = fit(steps=200, checkpoint=tmp_path, callback=interrupt, callback_every=20)
     assert result.steps == len(result.elbo) == 40
     assert same(numbers(fit(steps=200, checkpoint=tmp_path)), numbers(fit(steps=200)))
+
+
+def test_random_keys_in_an_optimizer_are_kept(tmp_path):
+    noisy = {"optimizer": optax.noisy_sgd(1e-3, key=0)}
+    fit(steps=10, checkpoint=tmp_path, **noisy)
+    assert same(numbers(fit(steps=20, checkpoint=tmp_path, **noisy)), numbers(fit(steps=20, **noisy)))
 
 
 def test_a_folder_that_is_a_file(tmp_path):

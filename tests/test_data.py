@@ -29,7 +29,7 @@ def test_an_epoch_takes_every_row_once():
     counts = np.bincount(np.concatenate([batches.at(7, step) for step in range(5 * 400)]), minlength=23)
     assert np.abs(counts / 400 - 20 / 23).max() < 0.1  # no row waits more often than others
     ordered = legrad.Minibatches(np.arange(23.0), size=4, shuffle=False)
-    np.testing.assert_array_equal(ordered.at(0, 6), [4, 5, 6, 7])
+    np.testing.assert_array_equal(ordered.at(0, 5), [0, 20, 21, 22])  # it goes round
 
 
 def test_each_step_reads_its_rows(tmp_path, monkeypatch):
@@ -80,6 +80,8 @@ def test_rows_choose_their_own_parameters():
     )  # fmt: skip
     np.testing.assert_array_equal(result.params["z_logits"] > 0, y > 0)
     assert result.sample(KEY, 3)["z"].shape == (3, 12)
+    # the result still knows which rows its last minibatch had
+    assert abs(result.elbo_estimate(KEY, 300).elbo - result.elbo[-50:].mean()) < 3
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,7 @@ def test_rows_choose_their_own_parameters():
         (lambda: legrad.Minibatches(np.ones(3), np.ones(4), size=2), r"shapes \(3,\), \(4,\): give them the same"),
         (lambda: legrad.Minibatches(np.ones(3), size=4), "size=4: a minibatch has between 1 and all 3 rows"),
         (lambda: legrad.Minibatches(np.ones(3), size=0), "size=0"),
+        (lambda: legrad.Minibatches(np.array(["a", "b"]), size=1), "an array of <U1 is among the minibatches"),
         (lambda: fit(data=np.ones(3)), r"data is a ndarray: pass data=legrad.Minibatches\(X, y, size=100\)"),
     ],
 )
@@ -133,6 +136,31 @@ def test_callbacks_see_the_fit(tmp_path):
     fit(steps=60, callback=legrad.JsonLines(tmp_path / "log.jsonl"), callback_every=50)
     assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [25, 50]
     with pytest.warns(legrad.FitWarning, match="stopped at step 30: a callback ended it"):
-        assert fit(steps=60, callback=lambda s: s.step >= 30, callback_every=10).steps == 30
+        assert fit(steps=60, callback=lambda s: np.bool_(s.step >= 30), callback_every=10).steps == 30
+    with pytest.warns(legrad.FitWarning, match="step 50 could not be logged"):
+        fit(steps=60, callback=legrad.JsonLines(tmp_path), callback_every=50)  # a folder, not a file
     with pytest.raises(TypeError, match="callback='loud' cannot be called"):
         fit(callback=["loud"])
+
+
+def test_data_that_cannot_be_read_any_more(tmp_path, monkeypatch):
+    class Vanishing(np.ndarray):
+        reads = 0
+
+        def __getitem__(self, index):
+            if isinstance(index, np.ndarray):
+                Vanishing.reads += 1
+                if Vanishing.reads > 4:
+                    raise OSError(5, "Input/output error")
+            return super().__getitem__(index)
+
+    monkeypatch.setattr("legrad.fitting.data._BUFFER_STEPS", 5)
+    x, y = rows()
+    batches = legrad.Minibatches(x.view(Vanishing), y, size=8)
+    with pytest.warns(legrad.FitWarning, match=r"the data could not be read \(minibatches from step 20 on: .*error"):
+        result = legrad.fit(
+            rows_model, legrad.MeanField(rows_model), key=KEY, data=batches, steps=50, progress=False,
+            checkpoint=tmp_path,
+        )  # fmt: skip
+    assert result.steps == 20
+    assert (tmp_path / "checkpoint.legrad").exists()

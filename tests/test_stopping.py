@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from numpyro.infer.autoguide import AutoDelta
 
 import legrad
 from legrad.fitting import iterates
@@ -146,6 +147,23 @@ def test_settings_that_make_no_sense(wrong):
         fit(stop="soon")
 
 
+def test_a_guide_of_points_is_judged_by_the_elbo():
+    """No factor has a spread: what the ELBO gains must keep the fit going."""
+    x = jnp.asarray(0.01 * RNG.normal(size=100))
+    y = 20 + 50 * x + 0.1 * jnp.asarray(RNG.normal(size=100))
+
+    def line(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 100.0).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(b[0] + b[1] * x, 0.1).to_event(1), obs=y)
+
+    result = fit(line, AutoDelta(line), args=(x, y))
+    assert result.converged
+    assert "no spread to measure" in result.status
+    design = np.stack([np.ones(100), x], 1)
+    best = np.linalg.solve(design.T @ design / 0.01 + np.eye(2) / 1e4, design.T @ y / 0.01)
+    np.testing.assert_allclose(result.params["b_auto_loc"], best, atol=0.1)
+
+
 # --- restarts ----------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +246,20 @@ def test_an_overflow_is_named():
     ):
         result = fit(guide=guide, stop=None, steps=10, optimizer=optax.sgd(1e308))
     np.testing.assert_array_equal(result.params["m"], 0.0)
+
+
+def test_an_optimizer_that_overflows_is_not_taken_for_convergence():
+    """Adam stands still for ever once its second moment is infinite."""
+
+    def guide():
+        numpyro.sample("z", dist.Normal(numpyro.param("m", 400.0), 0.1))
+
+    def model():
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.factor("f", -jnp.exp(z))
+
+    with pytest.warns(legrad.FitWarning, match="the parameters or the optimizer after the step overflow"):
+        assert not fit(model, guide, args=()).converged
 
 
 def test_one_start_that_fails_does_not_end_the_others():

@@ -127,8 +127,9 @@ def _converged(watch: Watch, done: int) -> str:
     rhat = f"R-hat {last.rhat:.2f}{', of parameters whose drift does not move the guide' if last.flat else ''}"
     if last.moved == last.error == 0.0:
         return (
-            f"converged after {done:,} steps: {rhat}. At the last step size the ELBO gained {last.gained:.2g} nats; the "
-            f"guide has no spread to measure distances by. The parameters are the average since step {last.averaged:,}"
+            f"converged after {done:,} steps: {rhat}. At the last step size the ELBO gained {last.gained:.2g} nats; "
+            "the guide has no spread to measure distances by. The parameters are the average since step "
+            f"{last.averaged:,}"
         )
     return (
         f"converged after {done:,} steps: {rhat}. From the step size before to the last one the guide moved by "
