@@ -242,7 +242,7 @@ def test_an_overflow_is_named():
         numpyro.sample("w", dist.Normal(numpyro.param("m", jnp.zeros(3)), 0.1).to_event(1))
 
     with pytest.warns(
-        legrad.FitWarning, match="stopped at step 0, which is not finite: the parameters after the step"
+        legrad.FitWarning, match="stopped at step 0, which is not finite: the parameters or the optimizer"
     ):
         result = fit(guide=guide, stop=None, steps=10, optimizer=optax.sgd(1e308))
     np.testing.assert_array_equal(result.params["m"], 0.0)
