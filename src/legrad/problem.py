@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 from numpyro import handlers
-from numpyro.distributions import Delta, Distribution
+from numpyro.distributions import Delta, Distribution, LowRankMultivariateNormal, MultivariateNormal
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
@@ -219,18 +219,24 @@ class Problem:
         """KL of this guide from another, for each latent by element, given its parents at a draw of this one.
 
         An element with candidates sums or integrates over them; of others it is the estimate exp(-d) - 1 + d at the
-        draw, with d the log-ratio. An event without scalar elements counts as the mean over its coordinates.
+        draw, with d the log-ratio. A multivariate Normal counts by its marginals, another event without scalar
+        elements as the mean over its coordinates.
         """
         trace = self._run_guide({}, noise)
         values = {name: site["value"] for name, site in _sites(trace) if not site["is_observed"]}
         there = _factors(other._run_guide(values, noise))
 
         def one(here: Factor, there: Factor) -> jax.Array:
-            scalar = here.scalar
+            scalar, bare, other = here.scalar, strip(here.fn).bare, strip(there.fn).bare
+            if isinstance(bare, MultivariateNormal | LowRankMultivariateNormal) and type(bare) is type(other):
+                share, apart = bare.variance / other.variance, (bare.mean - other.mean) ** 2 / other.variance
+                mask = None if here.mask is None else _over_events(here.mask, bare)
+                marginals = 0.5 * (share + apart - 1.0 - jnp.log(share))
+                return marginals if mask is None else jnp.where(mask, marginals, 0.0)
             found = None if scalar is None else support.candidates(scalar.base)
             if found is None:
                 d = here.log_prob() - there.log_prob(here.coordinate)
-                size = math.prod(strip(here.fn).bare.event_shape) if scalar is None else 1
+                size = math.prod(bare.event_shape) if scalar is None else 1
                 return here.counts(jnp.exp(jnp.minimum(-d, 40.0)) - 1.0 + d) / size
             ratio = here.log_prob(found.values) - there.log_prob(found.values)
             return here.counts(jnp.sum(jnp.where(found.weights > 0, found.weights * ratio, 0.0), axis=0))
