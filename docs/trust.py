@@ -21,7 +21,8 @@ by more than 0.1 when its draws are reweighted to the posterior. `make trust` ma
 CHOSEN = """
 The catalogue is designed, not a sample of problems: sizes, noise and seeds were chosen so that most guides can hold
 their posterior with a margin (more data for logistic, Poisson and misspecified; an orthogonal design for the spike
-and slab; seeds of HMM, noisy-or and mixture without very rare values), and so that the others fail for a reason that is known.
+and slab; seeds of HMM, noisy-or and mixture without very rare values), and so that the others fail for a known
+reason.
 """
 STOPPED = """
 *Gap*: how much of the ELBO's gain from the start a fit ten times as long (Adam, 0.05 or 0.02, cosine decay) has more.
@@ -70,12 +71,12 @@ def page() -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, r in rows.items():
-        best, ratio = ("none", "below 1")
+        best, ratio = ("none", "below 1") if r["converged"] else ("", "")
         if r["fixed_steps"]:
             best, ratio = f"{r['fixed_steps']:,}", f"{r['steps'] / r['fixed_steps']:.1f}"
         lines.append(
-            f"| {_name(name)} | {r['steps']:,} | {'yes' if r['converged'] else 'no'} | {100 * r['gap']:.3f}% "
-            f"| {r['from_long']:.3f} | {best} | {r['fixed_schedule'] or ''} | {ratio} |"
+            f"| {_name(name)} | {r['steps']:,} | {'yes' if r['converged'] else 'no'} | {_percent(r['gap'])} "
+            f"| {_number(r['from_long'])} | {best} | {r['fixed_schedule'] or ''} | {ratio} |"
         )
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     lines += [
@@ -90,6 +91,14 @@ def page() -> str:
 
 def _fill(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 118)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.3f}%"
+
+
+def _number(x: float | None) -> str:
+    return "" if x is None else f"{x:.3f}"
 
 
 def _name(name: str) -> str:
