@@ -12,6 +12,7 @@ import legrad
 from checking import draw_until, flat
 from legrad.experiments import draw, measure, record
 from legrad.experiments.ldgrad import LdGrad
+from legrad.fitting.step import Program
 
 Y = jnp.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]])
 
@@ -144,25 +145,22 @@ def test_a_fit_stops_when_its_time_is_over():
             legrad.fit(model, guide, args=(Y,), key=jax.random.key(0), seconds=wrong)
 
 
-def test_a_step_longer_than_the_time_is_made_once_more():
+def test_a_step_longer_than_the_time_is_made_once_more(monkeypatch):
     """The first step compiles; after one more the time is over."""
-    took = iter([5.0, 3.0, 3.0])
-    clock = [0.0]
+    took, clock = iter([5.0, 3.0, 3.0]), [0.0]
+    advance = Program.advance
 
-    def advance(state, start, number):
-        assert number == 1
+    def timed(self, state, ends, loaded):
         clock[0] += next(took)
-        return state
+        return advance(self, state, ends, loaded)
 
-    import legrad.fitting.loop as loop
-
-    original = loop.time.perf_counter
-    loop.time.perf_counter = lambda: clock[0]
-    try:
-        _, found = loop._drive(advance, (0, 0, np.zeros(9)), 9, 1.0, False)
-    finally:
-        loop.time.perf_counter = original
-    assert found.tolist() == [[0, 0], [1, 5], [2, 8]]
+    monkeypatch.setattr(Program, "advance", timed)
+    monkeypatch.setattr("legrad.fitting.drive.time.perf_counter", lambda: clock[0])
+    result = legrad.fit(
+        line, start, args=(2,), key=jax.random.key(0), estimator=legrad.Reparameterized(), steps=9, seconds=1.0,
+        progress=False,
+    )  # fmt: skip
+    assert result.clock.tolist() == [[0, 0], [1, 5], [2, 8]]
 
 
 # --- variances ----------------------------------------------------------------------------------------------
