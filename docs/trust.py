@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 KEPT = HERE / "results" / "trust.json"
+REFERENCES = json.loads((HERE / "results" / "trust_references.json").read_text())
 COLOURS = {"right": "#1e8449", "right, and flagged": "#b9770e", "flagged": "#b9770e", "SILENT FAILURE": "#c0392b"}
 
 ASKED = """
@@ -53,6 +54,9 @@ def page() -> str:
             f"| {_name(name)} | {r['guide']} | {r['mean_error']:.3f} | {r['sd_error']:.3f} | {_khat(r['khat'])} "
             f"| {r['verdict']} | {why} |"
         )
+    missing = sorted(set(REFERENCES) - set(rows))
+    if missing:
+        lines += ["", f"Not in this run, which took too long: {', '.join(map(_name, missing))}."]
     lines += [
         "",
         "![The worst errors of each problem, and whether they were flagged](images/trust.png)",
