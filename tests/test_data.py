@@ -80,6 +80,8 @@ def test_rows_choose_their_own_parameters():
     )  # fmt: skip
     np.testing.assert_array_equal(result.params["z_logits"] > 0, y > 0)
     assert result.sample(KEY, 3)["z"].shape == (3, 12)
+    with pytest.warns(UserWarning, match="minibatch|rows|data"):  # predictions need all rows; the posterior does not
+        assert result.to_arviz(KEY, 3).posterior["z"].shape == (1, 3, 12)
     # the result still knows which rows its last minibatch had
     assert abs(result.elbo_estimate(KEY, 300).elbo - result.elbo[-50:].mean()) < 3
 

@@ -114,7 +114,7 @@ class Checkpoint:
         state = jax.tree.map(jnp.asarray, leaves._replace(elbo=elbo, noise=noise))
         failures = {int(start): int(step) for start, step in numbers["failures"]}
         watches = [self._watch(i, w, begin, arrays) for i, w in enumerate(numbers["watches"])]
-        ended = {i for i, watch in enumerate(watches) if watch.verdict} | set(failures)
+        ended = {i for i, watch in enumerate(watches) if watch.done} | set(failures)
         limits = np.asarray([old if i in ended else steps for i, old in enumerate(old_steps)])
         clock = [(float(a), float(b)) for a, b in numbers["clock"]]
         return Progress(state, at, limits, failures, watches, clock)

@@ -64,7 +64,7 @@ def _one(
     state = program.take(now.state, start)
     done = min(now.at, int(now.limits[start]))
     watch = now.watches[start] if now.watches else None
-    converged = watch is not None and bool(watch.verdict)
+    converged = watch is not None and watch.done
     fell = _fell(np.asarray(state.elbo)[:done])
     unconstrained, since = _end(program, now, start)
     elbo = np.asarray(state.elbo)

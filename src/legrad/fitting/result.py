@@ -130,7 +130,8 @@ class FitResult:
         """Posterior, predictive and log-likelihood for ArviZ; `coords` and `dims` as there."""
         from legrad.diagnostics.to_arviz import to_arviz
 
-        return to_arviz(self.problem, key, num_samples, **names)
+        whole = self.on(*self.problem.args, **self.problem.kwargs)  # all members of plates, not the last minibatch's
+        return to_arviz(whole.problem, key, num_samples, **names)
 
     def plot(self, path: Any = None) -> Any:
         """The fit on one page; written to `path` if one is given. Needs matplotlib."""

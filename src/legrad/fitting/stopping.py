@@ -101,10 +101,14 @@ class Watch:
     phases: list[Phase]
     length: int
     look: int = _FIRST  # which of _LOOKS comes next
-    verdict: str = ""  # why it ended; empty while it has not
     previous: Any = None  # the average of the phase before
     average: Any = None  # the answer so far
     error: Any = None  # its Monte Carlo error, by parameter
+
+    @property
+    def done(self) -> bool:
+        """Whether the start has converged: its last phase has ended and no other has begun."""
+        return self.phases[-1].stop >= 0
 
     def to_json(self) -> dict[str, Any]:
         """The plain numbers."""
@@ -112,7 +116,6 @@ class Watch:
             "phases": [asdict(phase) for phase in self.phases],
             "length": self.length,
             "look": self.look,
-            "verdict": self.verdict,
             "has": [name for name in _TREES if getattr(self, name) is not None],
         }
 
@@ -120,7 +123,7 @@ class Watch:
     def from_json(cls, numbers: dict[str, Any], trees: dict[str, Any]) -> Watch:
         """The inverse of `to_json`."""
         phases = [Phase(**phase) for phase in numbers["phases"]]
-        return cls(phases, numbers["length"], numbers["look"], numbers["verdict"], **trees)
+        return cls(phases, numbers["length"], numbers["look"], **trees)
 
 
 _TREES = ("previous", "average", "error")
@@ -170,7 +173,7 @@ class Stopping:
     @property
     def done(self) -> bool:
         """Whether the start has converged."""
-        return bool(self.watch.verdict)
+        return self.watch.done
 
     @property
     def next_look(self) -> float:
@@ -233,9 +236,7 @@ class Stopping:
 
         late = part(2, 4)
         gained, unsure = judge.gain(part(0, 2), late, key, loaded)
-        if (
-            gained - 2.0 * unsure > tolerance
-        ):  # nats: it also sees what no factor of the guide has, the model's parameters
+        if gained - 2.0 * unsure > tolerance:  # nats: they also see the model's parameters, which no factor has
             return False
         between = judge.distances(part(0, 2), late, key, loaded)
         if self.watch.previous is not None and max(between.values(), default=0.0) <= tolerance / 5:
@@ -285,7 +286,6 @@ class Stopping:
         if phase.error > settings.tolerance:
             return state, blocks
         phase.stop = step
-        watch.verdict = "converged"
         return state, blocks
 
     def _next(self, step: int, state: State) -> State:
