@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from legrad.fitting.step import State
 
 _LOOKS = (4, 6, 8, 10, 12, 14, 16)  # filled blocks at which the iterates are looked at
 _FIRST = _LOOKS.index(8)  # the first phase, which may begin far away, is not looked at before that
+_DIRECT, _NEAR = 0.7, 5.0  # no drift: less far than this part of the way, and this many tolerances
 _MERGED = _LOOKS.index(NUMBER // 2) + 1  # after the last look pairs of blocks are merged
 
 
@@ -216,16 +218,16 @@ class Stopping:
                 phase.rhat, phase.flat = rhat, False
                 return window
         phase.rhat = least
+        window = range(min(filled // 2, filled - 4), filled)
         phase.flat = self._leads_nowhere(state, window, key, loaded)
         return window if phase.flat else None
 
     def _leads_nowhere(self, state: State, window: range, key: jax.Array, loaded: Loaded) -> bool:
         """Whether what R-hat sees in the parameters means nothing to the guide, now and later.
 
-        Either R-hat of the guide is low: the distance of the window's halves against that of an iterate from its
-        half. Or the drift slows down: with averages of four parts of the window a distance r^k d apart, for
-        k = 0, 1, ..., what is left is a geometric sum. Or, after a stationary phase of larger steps, when nothing can
-        be far away, the halves are as good as the same.
+        Judged by the averages of four parts of the window. Either no site drifts: from the first to the last is less
+        far than going there by the other two (of one direction: as far). Or the drift slows down: with parts a
+        distance r^k d apart, for k = 0, 1, ..., what is left is a geometric sum.
         """
         blocks, judge, tolerance = state.blocks, self.judge, self.settings.tolerance
         assert blocks is not None
@@ -234,20 +236,16 @@ class Stopping:
         def part(first: int, last: int) -> Any:
             return iterates.average(blocks, iterates.mask(range(edges[first], edges[last])))
 
-        late = part(2, 4)
-        gained, unsure = judge.gain(part(0, 2), late, key, loaded)
+        gained, unsure = judge.gain(part(0, 2), part(2, 4), key, loaded)
         if gained - 2.0 * unsure > tolerance:  # nats: they also see the model's parameters, which no factor has
             return False
-        between = judge.distances(part(0, 2), late, key, loaded)
-        if self.watch.previous is not None and max(between.values(), default=0.0) <= tolerance / 5:
+        parts = [part(k, k + 1) for k in range(4)]
+        ways = [judge.distances(one, other, key, loaded) for one, other in pairwise(parts)]
+        apart = judge.distances(parts[0], parts[3], key, loaded)
+        way = {name: sum(step[name] for step in ways) for name in apart}
+        if all(apart[k] <= max(tolerance / 5, min(_DIRECT * way[k], _NEAR * tolerance)) for k in apart):
             return True
-        within = judge.distances(late, state.unconstrained, key, loaded)
-        if all(
-            math.hypot(1.0, between[k] / within[k] / math.sqrt(2)) <= self.settings.rhat for k in between if within[k]
-        ):
-            return True
-        first = judge.distance(part(0, 1), part(1, 2), key, loaded)
-        last = judge.distance(part(2, 3), part(3, 4), key, loaded)
+        first, last = (max(ways[i].values(), default=0.0) for i in (0, 2))
         if not last < first:
             return last == 0.0
         ratio = math.sqrt(last / first)
