@@ -16,6 +16,8 @@ from jax import lax
 from jax._src import source_info_util
 from jax.extend import core as jex
 
+from legrad.operations import OPERATIONS, name_of
+
 Literal = jex.Literal
 Tracer = jax.core.Tracer
 
@@ -54,7 +56,7 @@ def wrapped_program(eqn: Any) -> tuple[Any, list[Any]] | None:
         program = jax.make_jaxpr(partial(spelled, **eqn.params))(*given)
         eqns = [inner.replace(source_info=eqn.source_info) for inner in program.jaxpr.eqns]  # the user's line
         return program.jaxpr.replace(eqns=eqns), list(program.consts)
-    key = _WRAPPERS.get(eqn.primitive.name)
+    key = _WRAPPERS.get(name_of(eqn))
     if key is None:
         return None
     program = eqn.params[key]  # a Jaxpr or a ClosedJaxpr, depending on primitive and JAX version
@@ -72,7 +74,9 @@ def is_concrete(x: Any) -> bool:
 
 
 def run(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """Run one equation of a jaxpr."""
+    """Run one equation of a jaxpr: an operation by its function, whatever the shapes."""
+    if (name := name_of(eqn)) in OPERATIONS:
+        return [OPERATIONS[name](*operands)]
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]

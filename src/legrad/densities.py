@@ -18,6 +18,7 @@ from jax.scipy.special import gammaln
 from numpyro.distributions import BernoulliLogits, BinomialLogits, Distribution, ExpandedDistribution
 
 from legrad.known import read
+from legrad.operations import operation
 
 
 @jax.custom_jvp
@@ -68,12 +69,24 @@ def _bernoulli_entropy_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tup
     return bernoulli_entropy(x), -jnp.where(jnp.isfinite(x), x, 0.0) * p * (1 - p) * dx
 
 
+@operation
+def hard_bernoulli_logits(logits: Array, value: Array) -> Array:
+    """log p of data that are 0 or 1."""
+    return -softplus((1 - 2 * value) * logits)
+
+
+@operation
+def bernoulli_logits(logits: Array, value: Array) -> Array:
+    """log p of data 0, 1 or between."""
+    return _bernoulli(logits, value)
+
+
 def _bernoulli_logits(d: Any, value: Array) -> Array:
     dtype = jnp.result_type(d.logits, float)
-    if not jnp.issubdtype(jnp.result_type(value), jnp.floating) or _is_hard(value):
-        return -softplus((1 - 2 * jnp.asarray(value, dtype)) * d.logits)
+    hard = not jnp.issubdtype(jnp.result_type(value), jnp.floating) or _is_hard(value)
     logits, value = jnp.broadcast_arrays(d.logits, value)
-    return _bernoulli(logits.astype(dtype), value.astype(dtype))
+    form = hard_bernoulli_logits if hard else bernoulli_logits
+    return form(logits.astype(dtype), value.astype(dtype))
 
 
 def _is_hard(value: Any) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 
 from legrad import _compat
 from legrad.interpreter import interpret
+from legrad.operations import OPERATIONS, name_of
 from legrad.primitives import ELEMENTWISE
 
 EMPTY = np.iinfo(np.int32).max
@@ -82,10 +83,11 @@ def _is_index(x: Any) -> bool:
 def _rule(eqn: Any, operands: list[Seen]) -> list[Seen]:
     if all(isinstance(x, Constant) for x in operands):
         return _fold(eqn, operands)  # type: ignore[arg-type]
-    results = RULES.get(eqn.primitive.name, _everything)(eqn, operands)
+    name = name_of(eqn)
+    results = (_elementwise if name in OPERATIONS else RULES.get(name, _everything))(eqn, operands)
     for box, var in zip(results, eqn.outvars, strict=True):
         # A rule that gets a shape wrong could claim independence that is not there.
-        assert isinstance(box, Constant) or box.shape[1:] == var.aval.shape, (eqn.primitive.name, box.shape)
+        assert isinstance(box, Constant) or box.shape[1:] == var.aval.shape, (name, box.shape)
     return results
 
 

@@ -65,7 +65,9 @@ def follow(
         if not any(i in changes for i in op.inputs):
             continue
         operands = {i: Operand(values[i], changes.get(i), partial(program.read, i)) for i in op.inputs}
-        step = Step(site, op.eqn, [operands[i] for i in op.inputs], [values[i] for i in op.outputs])
+        here = [values[i] for i in op.outputs]
+        summed = program.summed.get(op.outputs[0], frozenset()) if op.outputs else frozenset[int]()
+        step = Step(site, op.eqn, [operands[i] for i in op.inputs], here, summed)
         rule = RULES.get(op.name)
         results = fallback(step) if rule is None else rule(step)
         for i, change in zip(op.outputs, results, strict=True):
@@ -102,7 +104,7 @@ def _total(site: Site, change: Change | None, base: Any) -> jax.Array:
 
 
 def _met(op: Op, step: Step, results: list[Change | None], rule: bool) -> Met:
-    arrays: list[Labelled] = []
+    arrays: list[Labelled] = list(step.scratch)
     summed = depth(op, step)
     for change in results:
         if isinstance(change, New):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 from legrad import _compat
 from legrad.interpreter import interpret
 from legrad.known import read
+from legrad.operations import name_of
 
 
 class Op(NamedTuple):
@@ -34,7 +36,7 @@ class Op(NamedTuple):
     @property
     def name(self) -> str:
         """The primitive's name."""
-        return str(self.eqn.primitive.name)
+        return name_of(self.eqn)
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """The results for some operands."""
@@ -66,6 +68,7 @@ class Program:
         self._around: tuple[Any, ...] = ()
         self.outputs = interpret(closed.jaxpr, closed.consts, self.inputs, self._append, self._constant, self._enter)
         self._drop_dead()
+        self.summed = self._only_sums()
 
     def _drop_dead(self) -> None:
         """Keep the operations that an output needs."""
@@ -75,6 +78,40 @@ class Program:
                 kept.append(op)
                 needed.update(op.inputs)
         self.ops = kept[::-1]
+
+    def _only_sums(self) -> dict[int, frozenset[int]]:
+        """For each value the axes along which nothing but its sum matters. Outputs are summed over all of theirs."""
+        axes: dict[int, frozenset[int]] = {i: frozenset(range(len(self.shapes[i]))) for i in self.outputs}
+        for op in reversed(self.ops):
+            for i in op.inputs:
+                one = len(op.outputs) == 1
+                before = self._before(op, i, axes.get(op.outputs[0], frozenset())) if one else frozenset[int]()
+                axes[i] = axes.get(i, before) & before
+        return axes
+
+    def _before(self, op: Op, i: int, after: frozenset[int]) -> frozenset[int]:
+        """The same for an operand, given that of the result."""
+        if op.name == "reduce_sum":
+            gone = op.eqn.params["axes"]
+            kept = [a for a in range(len(self.shapes[i])) if a not in gone]
+            return frozenset(gone) | {kept[a] for a in after}
+        (out,) = op.outputs
+        floating = all(jnp.issubdtype(self.dtypes[j], jnp.floating) for j in (i, out))
+        if self.shapes[i] != self.shapes[out] or not floating:  # integers are rounded
+            return frozenset()
+        if op.name in ("neg", "convert_element_type", "copy", "stop_gradient", "add", "sub", "add_any"):
+            return after
+        others = [j for j in op.inputs if j != i]
+        if op.name == "mul" and all(j not in self._varying and self._is_one_number(j) for j in others) and others:
+            return after
+        return frozenset()
+
+    def _is_one_number(self, i: int) -> bool:
+        """Whether an array is known to hold the same number everywhere."""
+        op = self._made.get(i)
+        if op is not None and op.name in ("broadcast_in_dim", "convert_element_type"):
+            return self._is_one_number(op.inputs[0])
+        return math.prod(self.shapes[i]) == 1
 
     def _number(self, aval: Any) -> int:
         self.shapes.append(tuple(aval.shape))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legrad.singlesite.change import Change
-from legrad.singlesite.rules import elementwise, lookup, movement, products, reductions
+from legrad.singlesite.rules import bernoulli, elementwise, lookup, movement, products, reductions
 from legrad.singlesite.rules.fallback import fallback, linear
 from legrad.singlesite.rules.operand import Operand, Rule, Step
 
@@ -20,6 +20,7 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **products.RULES,
     **lookup.RULES,
+    **bernoulli.RULES,
     "triangular_solve": _solve,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -171,7 +172,7 @@ def _broad(step: Step) -> Step:
             x = Operand(jnp.broadcast_to(x.base, step.shape), change, x.read)
         operands.append(x)
     same = {id(x): y for x, y in zip(step.operands, operands, strict=True)}
-    return Step(step.site, step.eqn, [same[id(x)] for x in step.operands], step.results)
+    return replace(step, operands=[same[id(x)] for x in step.operands])
 
 
 def _always(rule: Rule) -> Rule:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from legrad.singlesite.change import Change, Lazy, Piece, Site, holds_differences
+from legrad.singlesite.labelled import Labelled
 from legrad.singlesite.layout import Layout
 
 
@@ -35,12 +36,16 @@ class Step:
         eqn: the equation.
         operands: its operands.
         results: its results at the pivot.
+        summed: the axes of the result along which nothing but its sum matters.
+        scratch: arrays that the rule holds while it works, beside what it gives back.
     """
 
     site: Site
     eqn: Any
     operands: Sequence[Operand]
     results: Sequence[Any]
+    summed: frozenset[int] = frozenset()
+    scratch: list[Labelled] = field(default_factory=list)
 
     @property
     def shape(self) -> tuple[int, ...]:

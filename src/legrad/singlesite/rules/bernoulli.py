@@ -1,0 +1,138 @@
+"""Bernoulli likelihoods: sums of logarithms as logarithms of products.
+
+When the logits z of data y change by Δ, log p changes by
+
+    y Δ − log( (1 + e^(z + Δ)) / (1 + e^z) )  =  y Δ − log( σ(−z) + σ(z) e^Δ )
+
+The first part is linear. Where only the sum over the data matters, the second is the logarithm of a product: one
+logarithm for `_FACTORS` data. Where Δ = ±w, as binary latents have it, e^w and e^−w are known beforehand, and a datum
+takes a choice, a multiplication with addition, and a multiplication. A product of factors between 1 and e^Δ stays in
+range where the |Δ| add up to less than `_room`. Where they do not, or the changes are of any size, so that the
+exponentials would have to be taken one by one, the plain form is run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+from legrad.densities import softplus
+from legrad.operations import OPERATIONS
+from legrad.singlesite.change import Change, Lazy, Piece, Site
+from legrad.singlesite.labelled import Axis, Labelled, V, arrange
+from legrad.singlesite.rules.elementwise import nonlinear
+from legrad.singlesite.rules.operand import Rule, Step
+
+_FACTORS = 16
+
+
+def _room(dtype: Any) -> float:
+    return 0.9 * math.log(float(jnp.finfo(dtype).max))
+
+
+@custom_vmap
+def _everywhere(condition: jax.Array) -> jax.Array:
+    """A condition that all members of a batch decide together: each on its own, `vmap` would run both branches."""
+    return condition
+
+
+@_everywhere.def_vmap
+def _decided(size: int, batched: list[bool], condition: jax.Array) -> tuple[jax.Array, bool]:
+    return _everywhere(jnp.all(condition)), False
+
+
+def bernoulli(step: Step) -> list[Change | None]:
+    """log p(value | logits), elementwise."""
+    logits, value = step.operands
+    change = logits.change
+    if value.change is not None or not isinstance(change, Lazy) or len(change.pieces) != 1:
+        return nonlinear(step)
+    (piece,) = change.pieces
+    over = [V(a) for a in piece.layout.free() if a in step.summed and piece.has(V(a))]
+    sizes = {axis: step.shape[axis[1]] for axis in over}
+    if piece.layout.entries is not None or max(sizes.values(), default=0) < 2 * _FACTORS:
+        return nonlinear(step)
+    total = _Total(step.site, piece, logits.base, max(over, key=sizes.__getitem__), over)
+    step.scratch.append(total.logarithms_alike())
+    # The mean stands for each of the numbers, of which the sum is asked.
+    mean = Labelled(-total.sum() / math.prod(sizes.values()), total.kept)
+    linear = Piece(piece.layout, (*piece.factors, step.site.take(value.base, piece.layout)))
+    return [Lazy((linear, Piece(piece.layout, (mean,))))]
+
+
+class _Total:
+    """Σ over the data of log( σ(−z) + σ(z) e^Δ ), for each element and candidate.
+
+    Args:
+        site: the latent whose elements change.
+        piece: Δ, a product of numbers for each element and candidate, δ, and numbers for each datum, w.
+        logits: z, at the pivot.
+        along: the axis along which factors are multiplied.
+        over: all axes that are summed over.
+    """
+
+    def __init__(self, site: Site, piece: Piece, logits: jax.Array, along: Axis, over: list[Axis]) -> None:
+        self.site, self.along, self.over = site, along, over
+        self.z = site.take(logits, piece.layout)
+        small = [factor for factor in piece.factors if not factor.has("v")]
+        self.delta = site.order.multiply([Labelled(jnp.ones((), logits.dtype), ()), *small])
+        self.w = site.order.multiply([factor for factor in piece.factors if factor.has("v")])
+        self.axes = site.order.sort({*self.z.axes, *self.delta.axes, *self.w.axes})
+        self.kept = tuple(axis for axis in self.axes if axis not in over)
+        self.rows = -(-self.w.size_of(along) // _FACTORS)
+
+    def sum(self) -> jax.Array:
+        """By products, where all changes are ±w and the products stay in range."""
+        parts = self._split(jnp.abs(self.w.data), self.w.axes, 0.0)
+        most = jnp.max(sum(part.data for part in parts))
+        fast = (most <= _room(self.w.data.dtype)) & jnp.all(jnp.abs(self.delta.data) == 1.0)
+        return jax.lax.cond(_everywhere(fast), self._products, self._plain)
+
+    def logarithms_alike(self) -> Labelled:
+        """An array as large as what is held at one time."""
+        sizes = {axis: max(a.size_of(axis) for a in (self.z, self.delta, self.w)) for axis in self.axes}
+        return Labelled(jnp.zeros([self.rows if a == self.along else n for a, n in sizes.items()]), self.axes)
+
+    def _products(self) -> jax.Array:
+        p = self._split(jax.nn.sigmoid(self.z.data), self.z.axes, 0.0)
+        q = self._split(jax.nn.sigmoid(-self.z.data), self.z.axes, 1.0)
+        up, down = (self._split(jnp.exp(s * self.w.data), self.w.axes, 1.0) for s in (1.0, -1.0))
+        order, delta = self.site.order, self.delta
+        factors = [
+            order.combine(lambda q, p, d, u, v: q + p * jnp.where(d > 0, u, v), *given)
+            for given in zip(q, p, [delta] * _FACTORS, up, down, strict=True)
+        ]
+        product = order.multiply(factors)
+        logarithms = Labelled(jnp.log(product.data), product.axes)
+        # A sum as a product with ones: XLA's CPU code for a sum of function values is many times slower.
+        ones = Labelled(jnp.ones(self.rows, product.data.dtype), (self.along,))
+        return arrange(order.contract([logarithms, ones], self.over), self.kept)
+
+    def _plain(self) -> jax.Array:
+        here = Labelled(
+            jax.lax.optimization_barrier(softplus(self.z.data)), self.z.axes
+        )  # once, not for each element
+        order = self.site.order
+        new = order.combine(lambda z, d, w, s: softplus(z + d * w) - s, self.z, self.delta, self.w, here)
+        return arrange(order.contract([new], self.over), self.kept)
+
+    def _split(self, data: jax.Array, axes: tuple[Axis, ...], neutral: float) -> list[Labelled]:
+        """An array in parts along the axis of the products; the last is filled up with a neutral number."""
+        if self.along not in axes:
+            return [Labelled(data, axes)] * _FACTORS
+        at = axes.index(self.along)
+        widths = [(0, 0)] * data.ndim
+        widths[at] = (0, self.rows * _FACTORS - data.shape[at])
+        data = jnp.pad(data, widths, constant_values=neutral)
+        return [Labelled(part, axes) for part in jnp.split(data, _FACTORS, axis=at)]
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(OPERATIONS, nonlinear),
+    "legrad_bernoulli_logits": bernoulli,
+    "legrad_hard_bernoulli_logits": bernoulli,
+}

@@ -1,0 +1,176 @@
+"""The product form of Bernoulli likelihoods against the plain one: any logits, any weights, any data, any layout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+
+import legrad
+from legrad.densities import log_prob
+from legrad.singlesite import rules
+from legrad.singlesite.program import Program
+from legrad.singlesite.rules import bernoulli
+
+H, D = 7, 100  # not a multiple of the number of factors
+
+
+def problem(weight=0.5, bias=0.0, values="hard", seed=0, batch=3, dtype=jnp.float64, through=None):
+    rng = np.random.default_rng(seed)
+    W = jnp.asarray(weight * rng.normal(size=(H, D)), through or dtype).astype(dtype)
+    b = jnp.asarray(bias * rng.choice([-1.0, 1.0], size=D), dtype)
+    y = rng.random((batch, D))
+    y = jnp.asarray(y if values == "soft" else y < 0.4, dtype)
+    x = jnp.asarray(rng.integers(0, 2, (batch, H)), dtype)
+
+    def f(x):
+        return log_prob(dist.Bernoulli(logits=x @ W + b), y).sum(-1)
+
+    return f, x, (1 - x)[None]
+
+
+def differences(f, x, candidates, method):
+    """Of f's sum, as brute force wants it: a scalar."""
+    return legrad.single_site_differences(lambda x: f(x).sum(), x, candidates, method)
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """Which forms were traced."""
+    found = []
+    for name in ("_products", "_plain"):
+        old = getattr(bernoulli._Total, name)
+
+        def new(self, old=old, name=name):
+            found.append(name)
+            return old(self)
+
+        monkeypatch.setattr(bernoulli._Total, name, new)
+    return found
+
+
+@pytest.mark.parametrize("values", ["hard", "soft"])
+@pytest.mark.parametrize("bias", [0.0, 3.0, 1000.0])
+@pytest.mark.parametrize("weight", [0.0, 1e-6, 0.5, 20.0, 300.0, 1e5])
+def test_flips(weight, bias, values, used):
+    f, x, candidates = problem(weight, bias, values)
+    want, got = (differences(f, x, candidates, method) for method in ("brute", "auto"))
+    np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-10 * max(1.0, weight, bias))
+    assert "_products" in used
+
+
+@pytest.mark.parametrize("weight", [0.3, 40.0])
+def test_any_candidates(weight, used):
+    """Nodes of a quadrature: changes of any size."""
+    f, x, _ = problem(weight)
+    candidates = x + jnp.asarray(np.random.default_rng(1).normal(size=(5, *x.shape)))
+    want, got = (differences(f, x, candidates, method) for method in ("brute", "auto"))
+    np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-10)
+    assert "_plain" in used
+
+
+def test_columns_of_a_design_matrix(used):
+    """Data along the first axis, one latent vector: regression."""
+    rng = np.random.default_rng(2)
+    X, y = jnp.asarray(rng.normal(size=(150, H))), jnp.asarray(rng.random(150) < 0.5)
+    x = jnp.asarray(rng.normal(size=H))
+
+    def f(x):
+        return log_prob(dist.Bernoulli(logits=X @ x), y).sum()
+
+    candidates = x + jnp.asarray(rng.normal(size=(4, H)))
+    want, got = (legrad.single_site_differences(f, x, candidates, method) for method in ("brute", "auto"))
+    np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-11)
+    assert used
+
+
+@pytest.mark.parametrize(("weight", "bias"), [(0.5, 0.0), (4.0, 10.0), (0.5, 1000.0), (100.0, 1000.0)])
+def test_float32_is_as_good_as_the_plain_form(weight, bias, monkeypatch):
+    f, x, candidates = problem(weight, bias, dtype=jnp.float32, seed=3)
+    rounded = problem(weight, bias, seed=3, through=jnp.float32)
+    truth = differences(*rounded, "brute")
+    got = differences(f, x, candidates, "auto")
+    monkeypatch.setitem(rules.RULES, "legrad_hard_bernoulli_logits", bernoulli.nonlinear)
+    plain = differences(f, x, candidates, "auto")
+    assert got.dtype == jnp.float32
+    most = max(2 * float(jnp.abs(plain - truth).max()), 1e-6 * float(jnp.abs(truth).max()))
+    assert float(jnp.abs(got - truth).max()) <= most
+
+
+def test_at_infinite_logits():
+    """What is certain stays so: an infinite bias is no reason for NaN."""
+    f, x, candidates = problem(values="hard")
+    sure = jnp.asarray([np.inf, -np.inf] * (D // 2))
+    y = (sure > 0).astype(float)
+
+    def g(x):
+        return f(x) + log_prob(dist.Bernoulli(logits=(x @ jnp.ones((H, D))) + sure), y).sum(-1)
+
+    want, got = (differences(h, x, candidates, "auto") for h in (f, g))
+    np.testing.assert_allclose(got, want, atol=1e-9)
+
+
+@pytest.mark.parametrize("use", ["max", "squares", "masked", "weighted"])
+def test_where_more_than_the_sum_matters(use, used):
+    """The mean must not stand for the numbers: the plain rule is used."""
+    _, x, candidates = problem()
+    weights = jnp.arange(D) / D
+    rng = np.random.default_rng(4)
+    W, y = jnp.asarray(rng.normal(size=(H, D))), jnp.asarray(rng.random((3, D)) < 0.5)
+
+    def g(x):
+        terms = log_prob(dist.Bernoulli(logits=x @ W), y)
+        return {
+            "max": lambda: terms.max(-1),
+            "squares": lambda: (terms**2).sum(-1) + terms.sum(-1),
+            "masked": lambda: jnp.where(weights > 0.5, terms, 0.0).sum(-1),
+            "weighted": lambda: (weights * terms).sum(-1),
+        }[use]()
+
+    want, got = (differences(g, x, candidates, method) for method in ("brute", "auto"))
+    np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-11)
+    assert not used
+
+
+def test_a_scale_keeps_the_sum():
+    """One number times all terms, as a subsampled plate has it."""
+    f, x, _ = problem()
+    program = Program(lambda x: -3.0 * f(x), x)
+    op = next(op for op in program.ops if op.name == "legrad_hard_bernoulli_logits")
+    assert program.summed[op.outputs[0]] == {0, 1}
+
+
+def test_a_gradient_passes_through():
+    """Users may differentiate one-element changes with respect to what f closes over."""
+    rng = np.random.default_rng(5)
+    x, y = jnp.asarray(rng.integers(0, 2, H), float), jnp.asarray(rng.random(D) < 0.5)
+    W = jnp.asarray(rng.normal(size=(H, D)))
+
+    def total(W, method):
+        def f(x):
+            return log_prob(dist.Bernoulli(logits=x @ W), y).sum()
+
+        return jnp.sum(jnp.sin(legrad.single_site_differences(f, x, (1 - x)[None], method)))
+
+    want, got = (jax.grad(total)(W, method) for method in ("brute", "auto"))
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("far", [0.0, 300.0])
+def test_a_batch_decides_together(far):
+    """One member whose weights are out of range sends all to the plain form; the numbers are right either way."""
+    rng = np.random.default_rng(6)
+    x, y = jnp.asarray(rng.integers(0, 2, H), float), jnp.asarray(rng.random(40 * D) < 0.5)
+    W = jnp.asarray(rng.normal(size=(2, H, 40 * D)) * np.array([1.0, 1.0 + far])[:, None, None])
+
+    def one(W, x, method="auto"):
+        return legrad.single_site_differences(
+            lambda x: log_prob(dist.Bernoulli(logits=x @ W), y).sum(), x, (1 - x)[None], method
+        )
+
+    xs = jnp.stack([x, 1 - x])
+    want = jnp.stack([jnp.stack([one(w, x, "brute") for x in xs]) for w in W])
+    got = jax.jit(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))(W, xs)
+    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-8)
+    program = str(jax.make_jaxpr(jax.vmap(one, (None, 0)))(W[0], xs))
+    assert "cond" in program
