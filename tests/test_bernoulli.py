@@ -41,9 +41,9 @@ def used(monkeypatch):
     for name in ("_products", "_plain"):
         old = getattr(bernoulli._Total, name)
 
-        def new(self, old=old, name=name):
+        def new(self, *args, old=old, name=name):
             found.append(name)
-            return old(self)
+            return old(self, *args)
 
         monkeypatch.setattr(bernoulli._Total, name, new)
     return found
@@ -57,6 +57,21 @@ def test_flips(weight, bias, values, used):
     want, got = (differences(f, x, candidates, method) for method in ("brute", "auto"))
     np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-10 * max(1.0, weight, bias))
     assert "_products" in used
+
+
+@pytest.mark.parametrize("weight", [0.5, 300.0])
+def test_latents_of_two_other_values(weight):
+    """-1 and 1 in the place of 0 and 1, and candidates that are the pivot, as where a guide is sure."""
+    f, x, candidates = problem(weight)
+    candidates = candidates.at[0, 1].set(x[1])
+
+    def g(x):
+        return f(2 * x - 1)
+
+    want, got = (differences(g, x, candidates, method) for method in ("brute", "auto"))
+    np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-8)
+    assert not got[0, 1].any()
+    assert got[0, 0].all()
 
 
 @pytest.mark.parametrize("weight", [0.3, 40.0])

@@ -5,7 +5,7 @@ When the logits z of data y change by Δ, log p changes by
     y Δ − log( (1 + e^(z + Δ)) / (1 + e^z) )  =  y Δ − log( σ(−z) + σ(z) e^Δ )
 
 The first part is linear. Where only the sum over the data matters, the second is the logarithm of a product: one
-logarithm for `_FACTORS` data. Where Δ = ±w, as binary latents have it, e^w and e^−w are known beforehand, and a datum
+logarithm for `_FACTORS` data. Where Δ = ±w, as latents of two values have it, e^w and e^−w are known beforehand, and a datum
 takes a choice, a multiplication with addition, and a multiplication. A product of factors between 1 and e^Δ stays in
 range where the |Δ| add up to less than `_room`. Where they do not, or the changes are of any size, so that the
 exponentials would have to be taken one by one, the plain form is run.
@@ -86,21 +86,23 @@ class _Total:
         self.rows = -(-self.w.size_of(along) // _FACTORS)
 
     def sum(self) -> jax.Array:
-        """By products, where all changes are ±w and the products stay in range."""
+        """By products, where all changes are ±w, or none, and the products stay in range."""
         parts = self._split(jnp.abs(self.w.data), self.w.axes, 0.0)
         most = jnp.max(sum(part.data for part in parts))
-        fast = (most <= _room(self.w.data.dtype)) & jnp.all(jnp.abs(self.delta.data) == 1.0)
-        return jax.lax.cond(_everywhere(fast), self._products, self._plain)
+        size = jnp.abs(self.delta.data)
+        unit = jnp.max(size)
+        fast = (most * unit <= _room(self.w.data.dtype)) & jnp.all((size == unit) | (size == 0.0))
+        return jax.lax.cond(_everywhere(fast), lambda: self._products(unit), self._plain)
 
     def logarithms_alike(self) -> Labelled:
         """An array as large as what is held at one time."""
         sizes = {axis: max(a.size_of(axis) for a in (self.z, self.delta, self.w)) for axis in self.axes}
         return Labelled(jnp.zeros([self.rows if a == self.along else n for a, n in sizes.items()]), self.axes)
 
-    def _products(self) -> jax.Array:
+    def _products(self, unit: jax.Array) -> jax.Array:
         p = self._split(jax.nn.sigmoid(self.z.data), self.z.axes, 0.0)
         q = self._split(jax.nn.sigmoid(-self.z.data), self.z.axes, 1.0)
-        up, down = (self._split(jnp.exp(s * self.w.data), self.w.axes, 1.0) for s in (1.0, -1.0))
+        up, down = (self._split(jnp.exp(s * self.w.data), self.w.axes, 1.0) for s in (unit, -unit))
         order, delta = self.site.order, self.delta
         factors = [
             order.combine(lambda q, p, d, u, v: q + p * jnp.where(d > 0, u, v), *given)
@@ -110,7 +112,9 @@ class _Total:
         logarithms = Labelled(jnp.log(product.data), product.axes)
         # A sum as a product with ones: XLA's CPU code for a sum of function values is many times slower.
         ones = Labelled(jnp.ones(self.rows, product.data.dtype), (self.along,))
-        return arrange(order.contract([logarithms, ones], self.over), self.kept)
+        total = order.contract([logarithms, ones], self.over)
+        moved = order.combine(lambda t, d: jnp.where(d == 0.0, 0.0, t), total, delta)  # a candidate may be the pivot
+        return arrange(moved, self.kept)
 
     def _plain(self) -> jax.Array:
         here = Labelled(
