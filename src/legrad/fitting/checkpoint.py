@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -152,7 +152,7 @@ def identity(
         "parameters": {name: _spec(value) for name, value in unconstrained.items()},
         "number of starts": len(starts),
         "random key": np.asarray(jax.random.key_data(key)).tolist(),
-        "estimator": repr(estimator) if "legrad." in repr(estimator) else _settings(estimator),
+        "estimator": _settings(estimator),
         "optimizer": [_spec(optimizer.init(unconstrained)), *_updates(optimizer, unconstrained)],
         "stopping rule": repr(stop),
         "data": [_digest(leaf) for leaf in jax.tree.leaves(args)],
@@ -161,7 +161,18 @@ def identity(
     }
 
 
+def estimator_of(folder: Any, candidates: Sequence[Any]) -> Any:
+    """The one of some estimators that the fit in a checkpoint has; None without a checkpoint that can be read."""
+    try:
+        theirs = container.read(Path(folder) / FILE, _KIND)[0]["identity"]["estimator"]
+    except (OSError, container.FileError, KeyError):
+        return None  # loading it says what is wrong
+    return next((estimator for estimator in candidates if _settings(estimator) == theirs), None)
+
+
 def _settings(estimator: Any) -> str:
+    if "legrad." in repr(estimator):
+        return repr(estimator)
     plain = {k: v for k, v in sorted(vars(estimator).items()) if isinstance(v, bool | int | float | str)}
     return f"{type(estimator).__name__} {plain}"
 

@@ -14,8 +14,9 @@ from numpyro.infer.elbo import ELBO
 
 from legrad.estimators import LocalExpectation
 from legrad.fitting.callbacks import Callback
-from legrad.fitting.checkpoint import Checkpoint, Progress, identity
+from legrad.fitting.checkpoint import Checkpoint, Progress, estimator_of, identity
 from legrad.fitting.checks import check_start
+from legrad.fitting.choice import candidates, choose
 from legrad.fitting.data import Feed, Minibatches
 from legrad.fitting.drive import Drive
 from legrad.fitting.ending import finish
@@ -38,7 +39,7 @@ def fit(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     data: Minibatches | None = None,
-    estimator: ELBO | None = None,
+    estimator: ELBO | str | None = None,
     optimizer: optax.GradientTransformation | None = None,
     steps: int | None = None,
     stop: str | AutoStop | None = None,
@@ -60,7 +61,8 @@ def fit(
         args: arguments of model and guide; arrays among them are data.
         kwargs: keyword arguments of model and guide.
         data: minibatches of arrays that are too large for the device or the memory; they follow `args`.
-        estimator: any of legrad's, or any NumPyro ELBO; `LocalExpectation()` if None.
+        estimator: any of legrad's, or any NumPyro ELBO; `LocalExpectation()` if None. "auto" compares those that
+            fit the guide in a short trial, and takes the fastest; `result.method` says which.
         optimizer: an optax optimizer, schedules included; if None, `optax.adam(1e-2)`, or `optax.adam(5e-2)` with
             `stop="auto"`, which makes the steps smaller by itself.
         steps: how many, at most; if None 2,000, or 100,000 with `stop="auto"`.
@@ -84,11 +86,11 @@ def fit(
     """
     begun = time.perf_counter()
     rule: Any = AutoStop() if stop == "auto" else stop
-    estimator = LocalExpectation() if estimator is None else estimator
+    chosen: Any = LocalExpectation() if estimator is None else estimator
     optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
     steps = (_STEPS if rule is None else _STEPS_AUTO) if steps is None else steps
     callbacks = [callback] if callable(callback) else list(callback or ())
-    _check(estimator, optimizer, rule, seconds, args, data, callbacks)
+    _check(chosen, optimizer, rule, seconds, args, data, callbacks)
     _check_counts(steps=steps, restarts=restarts, checkpoint_every=checkpoint_every, callback_every=callback_every)
     steps, kwargs = int(steps), dict(kwargs or {})
     of_init, of_check, of_steps = jax.random.split(key, 3)
@@ -101,6 +103,9 @@ def fit(
         first = feed.at(feed.load(0), 0)
         problem = Problem(model, guide, parameters.initial | first.plates, first.args, first.kwargs)
         terms = check_start(problem, of_check)
+        if chosen == "auto":
+            before = None if checkpoint is None else estimator_of(checkpoint, candidates(problem))
+            chosen = before or choose(model, guide, parameters, first, optimizer, jax.random.fold_in(key, 2))
 
         keys = (
             [of_steps] if restarts == 1 else [of_steps, *jax.random.split(jax.random.fold_in(key, 1), restarts - 1)]
@@ -112,14 +117,14 @@ def fit(
             given = place | dict(init_params or {})
             other = Parameters(model, guide, first.args, first.kwargs, of_other, given)
             starts.append(scattered(starts[0], other.unconstrain(other.initial), of_move))
-        program = Program(model, guide, parameters, estimator, optimizer, feed, jax.numpy.stack(keys))
+        program = Program(model, guide, parameters, chosen, optimizer, feed, jax.numpy.stack(keys))
         judge = Judge(program)
         stoppings = [Stopping(rule, judge, k, s) for k, s in zip(keys, starts, strict=True)] if rule else []
         state = program.begin(starts, steps, rule.block if rule else None)
         now = Progress(state, 0, np.full(restarts, steps), watches=[s.watch for s in stoppings])
         kept = None
         if checkpoint is not None:
-            mine = identity(key=key, starts=starts, estimator=estimator, optimizer=optimizer, stop=rule,
+            mine = identity(key=key, starts=starts, estimator=chosen, optimizer=optimizer, stop=rule,
                             args=(args, kwargs), data=data, terms=terms)  # fmt: skip
             kept = Checkpoint(checkpoint, mine)
             now = kept.load(now, steps) or now
@@ -140,8 +145,10 @@ def _check(
         raise ValueError(f"seconds={seconds!r}: give a positive number, or None for no limit")
     if rule is not None and not isinstance(rule, AutoStop):
         raise ValueError(f"stop={rule!r}: give 'auto', legrad.AutoStop(...), or None for a fixed number of steps")
-    if not isinstance(estimator, ELBO):
-        raise TypeError(f"estimator={estimator!r} is no estimator: pass an object such as legrad.LocalExpectation()")
+    if not isinstance(estimator, ELBO) and estimator != "auto":
+        raise TypeError(
+            f"estimator={estimator!r} is no estimator: pass an object such as legrad.LocalExpectation(), or 'auto'"
+        )
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer={optimizer!r} is no optax optimizer: pass one such as optax.adam(1e-2)")
     if not isinstance(args, tuple):

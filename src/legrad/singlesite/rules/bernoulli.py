@@ -5,10 +5,10 @@ When the logits z of data y change by Δ, log p changes by
     y Δ − log( (1 + e^(z + Δ)) / (1 + e^z) )  =  y Δ − log( σ(−z) + σ(z) e^Δ )
 
 The first part is linear. Where only the sum over the data matters, the second is the logarithm of a product: one
-logarithm for `_FACTORS` data. Where Δ = ±w, as latents of two values have it, e^w and e^−w are known beforehand, and a datum
-takes a choice, a multiplication with addition, and a multiplication. A product of factors between 1 and e^Δ stays in
-range where the |Δ| add up to less than `_room`. Where they do not, or the changes are of any size, so that the
-exponentials would have to be taken one by one, the plain form is run.
+logarithm for `_FACTORS` data. Where Δ = ±w, as latents of two values have it, e^w and e^−w are known beforehand, and
+a datum takes a choice, a multiplication with addition, and a multiplication. A product of factors between 1 and e^Δ
+stays in range where the |Δ| add up to less than `_room`. Where they do not, or the changes are of any size, so that
+the exponentials would have to be taken one by one, the plain form is run.
 """
 
 from __future__ import annotations

@@ -1,0 +1,91 @@
+"""`estimator="auto"`: who is asked, who is taken, and that a fit that goes on stays with it."""
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import legrad
+from legrad.fitting import choice
+from legrad.problem import Problem
+
+KEY = jax.random.key(0)
+
+
+def binary():
+    z = numpyro.sample("z", dist.Bernoulli(0.3).expand([4]).to_event(1))
+    numpyro.sample("y", dist.Normal(z.sum(), 1.0), obs=2.0)
+
+
+def counts():
+    z = numpyro.sample("z", dist.Categorical(jnp.ones(3) / 3))
+    numpyro.sample("y", dist.Normal(z, 1.0), obs=2.0)
+
+
+def continuous():
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    numpyro.sample("y", dist.Normal(z.sum(), 1.0), obs=2.0)
+
+
+def mixed():
+    z = numpyro.sample("z", dist.Bernoulli(0.3))
+    m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(m + z, 1.0), obs=2.0)
+
+
+def names(model):
+    guide = legrad.MeanField(model)
+    params = legrad.fit(model, guide, key=KEY, steps=1, progress=False).params
+    return [repr(c).removeprefix("legrad.").split("(")[0] for c in choice.candidates(Problem(model, guide, params))]
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        (binary, ["LocalExpectation", "DisARM"]),
+        (counts, ["LocalExpectation"]),
+        (continuous, ["LocalExpectation", "Reparameterized"]),
+        (mixed, ["LocalExpectation", "LocalExpectation", "DisARM"]),
+    ],
+)
+def test_who_is_asked(model, wanted):
+    assert names(model) == wanted
+
+
+@pytest.mark.parametrize(("slow", "wanted"), [("0", "DisARM"), ("1", "LocalExpectation"), (None, "LocalExpectation")])
+def test_the_fastest_way_is_taken(slow, wanted, monkeypatch):
+    """By seconds times mean square, with a clock that says what it is told; in doubt the first."""
+    monkeypatch.setattr(
+        choice, "interleaved_seconds", lambda calls: {name: 1e9 if name == slow else 1.0 for name in calls}
+    )
+    monkeypatch.setattr(choice, "CLEARLY", 1.2 if slow else 1e9)
+    result = legrad.fit(binary, legrad.MeanField(binary), key=KEY, estimator="auto", steps=3, progress=False)
+    assert result.method == wanted
+
+
+def test_noise_decides_between_equally_fast_ones(monkeypatch):
+    """The score is the mean square of the gradient: less variance is better."""
+    monkeypatch.setattr(choice, "interleaved_seconds", lambda calls: dict.fromkeys(calls, 1.0))
+    monkeypatch.setattr(choice, "candidates", lambda problem: [legrad.ScoreFunction(), legrad.LocalExpectation()])
+    result = legrad.fit(binary, legrad.MeanField(binary), key=KEY, estimator="auto", steps=3, progress=False)
+    assert result.method == "LocalExpectation"
+
+
+def test_a_fit_that_goes_on_stays_with_its_estimator(tmp_path, monkeypatch):
+    def run(slow, steps):
+        monkeypatch.setattr(
+            choice, "interleaved_seconds", lambda calls: {name: 1e9 if name == slow else 1.0 for name in calls}
+        )
+        return legrad.fit(binary, legrad.MeanField(binary), key=KEY, estimator="auto", optimizer=optax.adam(0.1),
+                          steps=steps, checkpoint=tmp_path, checkpoint_every=5, progress=False)  # fmt: skip
+
+    first = run("0", 10)
+    assert first.method == "DisARM"
+    assert run("1", 20).method == "DisARM"
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(TypeError, match="or 'auto'"):
+        legrad.fit(binary, legrad.MeanField(binary), key=KEY, estimator="best")
