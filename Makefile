@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo reproduce example test lint types format test-matrix bench-overhead bench-single-site bench-survival \
-	bench-data trust clean
+.PHONY: demo reproduce example test lint types format test-matrix bench bench-mnist bench-overhead bench-single-site \
+	bench-survival bench-data bench-torch trust clean
 
 demo: $(VENV)/.demo
 	$(BIN)/legrad reproduce all --quick --out out/demo
@@ -33,6 +33,18 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# What one would use instead, on the same problems: writes docs/results/peers.json, docs/peers.md and its figure.
+# MNIST and binarized MNIST from LEGRAD_DATA, else digits are synthetic.
+bench: $(VENV)/.bench
+	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/peers/table.py
+	$(BIN)/python docs/peers.py
+
+# Static binarized MNIST from LEGRAD_DATA, five estimators and a long fit: about an hour. Writes docs/mnist.md.
+bench-mnist: $(VENV)/.demo
+	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/mnist/run.py --steps 10000 --label compare
+	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/mnist/run.py --methods LeGrad --steps 100000 --label long
+	$(BIN)/python docs/mnist.py
+
 # Steps per second of the loop against NumPyro's, on a tiny model.
 bench-overhead: $(VENV)/.demo
 	$(BIN)/python benchmarks/overhead.py
@@ -44,6 +56,11 @@ bench-single-site: $(VENV)/.demo
 # Fits killed at random and started again, compared bit by bit.
 bench-survival: $(VENV)/.demo
 	$(BIN)/python benchmarks/survival.py --kills 50
+
+# Pyro and Storchastic on the problems of the peers table, in an environment of their own; JAX's writes the problems.
+bench-torch: $(VENV)/.demo .venv-torch/.installed
+	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/peers/export.py --out out/peers
+	.venv-torch/bin/python benchmarks/peers/torch_peers.py --problems out/peers
 
 # A fit on 10 million rows of 50 columns in a file (2 GB, temporary), and the memory it takes.
 bench-data: $(VENV)/.demo
@@ -69,6 +86,16 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@ $(VENV)/.demo
+
+# NumPyro's TraceEnum_ELBO needs funsor.
+$(VENV)/.bench: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[experiments,bench]"
+	@touch $@
+
+.venv-torch/.installed:
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 pyro-ppl==1.9.2 storchastic==0.3.7
+	@touch $@
 
 clean:
 	rm -rf .venv .venv-* out .pytest_cache .mypy_cache .ruff_cache .hypothesis

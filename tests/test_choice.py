@@ -35,8 +35,14 @@ def mixed():
     numpyro.sample("y", dist.Normal(m + z, 1.0), obs=2.0)
 
 
+def chain():
+    """Its own guide: one unit after the other."""
+    first = numpyro.sample("first", dist.Bernoulli(0.3))
+    numpyro.sample("second", dist.Bernoulli(0.2 + 0.5 * first))
+
+
 def names(model):
-    guide = legrad.MeanField(model)
+    guide = chain if model is chain else legrad.MeanField(model)
     params = legrad.fit(model, guide, key=KEY, steps=1, progress=False).params
     return [repr(c).removeprefix("legrad.").split("(")[0] for c in choice.candidates(Problem(model, guide, params))]
 
@@ -48,6 +54,7 @@ def names(model):
         (counts, ["LocalExpectation"]),
         (continuous, ["LocalExpectation", "Reparameterized"]),
         (mixed, ["LocalExpectation", "LocalExpectation", "DisARM"]),
+        (chain, ["LocalExpectation", "LocalExpectation", "DisARM"]),
     ],
 )
 def test_who_is_asked(model, wanted):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from net import Net, minibatches
 from numpyro.infer import TraceGraph_ELBO

@@ -1,7 +1,7 @@
 """`estimator="auto"`: which estimator is the fastest way to the optimum, by what is known and a short trial.
 
-What is known rules most out: discrete latents are local, or antithetic where all are Bernoulli; continuous ones are
-integrated or reparameterized. Those that are left give some gradients at a place a little way into the fit. With mean
+What is known rules most out: discrete latents are local, with a second pivot where some depend on others, or
+antithetic where all are Bernoulli; continuous ones are integrated or reparameterized. Those that are left give some gradients at a place a little way into the fit. With mean
 g and variance V (both summed over the parameters) a step in the direction of an estimate gains as much as
 1 / (1 + V / |g|²) exact ones do, so the best estimator is the one with the least
 
@@ -37,11 +37,15 @@ CLEARLY = 1.2  # times better than the first candidate
 
 def candidates(problem: Problem) -> list[ELBO]:
     """The estimators that could be best for a guide, the one to take in doubt first."""
-    noise = draws(jax.random.key(0), 1)
-    factors = problem.draw(Noise(noise.sites[0], noise.plates)).values()
-    continuous = [f for f in factors if not f.fn.is_discrete]
-    discrete = [f for f in factors if f.fn.is_discrete]
+    several = draws(jax.random.key(0), 1)
+    noise = Noise(several.sites[0], several.plates)
+    pivot = problem.draw(noise)
+    continuous = [f for f in pivot.values() if not f.fn.is_discrete]
+    discrete = [f for f in pivot.values() if f.fn.is_discrete]
     found: list[ELBO] = [LocalExpectation()]
+    parents = problem.parents(pivot, noise)
+    if any(f.name in parents[child.name] for f in discrete for child in discrete):
+        found.append(LocalExpectation(num_pivots=2))  # each pivot is the other's baseline
     if continuous and all(f.fn.has_rsample for f in continuous):
         found.append(LocalExpectation(continuous="reparam") if discrete else Reparameterized())
     if discrete and all(isinstance(strip(f.fn).bare, BernoulliLogits | BernoulliProbs) for f in discrete):
