@@ -39,9 +39,9 @@ bench: $(VENV)/.bench
 	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/peers/table.py
 	$(BIN)/python docs/peers.py
 
-# Static binarized MNIST from LEGRAD_DATA, five estimators and a long fit: about an hour. Writes docs/mnist.md.
+# Static binarized MNIST from LEGRAD_DATA, five estimators and a long fit: about half an hour. Writes docs/mnist.md.
 bench-mnist: $(VENV)/.demo
-	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/mnist/run.py --steps 10000 --label compare
+	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/mnist/run.py --steps 4000 --label compare
 	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/mnist/run.py --methods LeGrad --steps 100000 --label long
 	$(BIN)/python docs/mnist.py
 

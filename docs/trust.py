@@ -57,7 +57,6 @@ def page() -> str:
     missing = sorted(set(REFERENCES) - set(rows))
     if missing:
         lines += ["", f"Not in this run, which took too long: {', '.join(map(_name, missing))}."]
-    lines += ["", "The rows were run a few at a time while the stopping rule was being finished, not as one command."]
     lines += [
         "",
         "![The worst errors of each problem, and whether they were flagged](images/trust.png)",

@@ -1,9 +1,10 @@
 """`estimator="auto"`: which estimator is the fastest way to the optimum, by what is known and a short trial.
 
 What is known rules most out: discrete latents are local, with a second pivot where some depend on others, or
-antithetic where all are Bernoulli; continuous ones are integrated or reparameterized. Those that are left give some gradients at a place a little way into the fit. With mean
-g and variance V (both summed over the parameters) a step in the direction of an estimate gains as much as
-1 / (1 + V / |g|²) exact ones do, so the best estimator is the one with the least
+antithetic where all are Bernoulli; continuous ones are integrated or reparameterized. Those that are left give some
+gradients at a place a little way into the fit. With mean g and variance V (both summed over the parameters) a step in
+the direction of an estimate gains as much as 1 / (1 + V / |g|²) exact ones do, so the best estimator is the one with
+the least
 
     seconds of a gradient · ( |g|² + V )
 
