@@ -78,7 +78,7 @@ def figure() -> Figure:
                 label=f"LeGrad, {run['steps']:,} steps",
             )
         ax.set_xscale("log")
-        ax.set_ylim(-150, -110)
+        ax.set_ylim(-170, -110)
         ax.set_xlabel(label)
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
