@@ -50,8 +50,8 @@ def used(monkeypatch):
 
 
 @pytest.mark.parametrize("values", ["hard", "soft"])
-@pytest.mark.parametrize("bias", [0.0, 3.0, 1000.0])
-@pytest.mark.parametrize("weight", [0.0, 1e-6, 0.5, 20.0, 300.0, 1e5])
+@pytest.mark.parametrize("bias", [0.0, 1000.0])
+@pytest.mark.parametrize("weight", [0.0, 0.5, 20.0, 1e5])
 def test_flips(weight, bias, values, used):
     f, x, candidates = problem(weight, bias, values)
     want, got = (differences(f, x, candidates, method) for method in ("brute", "auto"))

@@ -43,7 +43,7 @@ def chain():
 
 def names(model):
     guide = chain if model is chain else legrad.MeanField(model)
-    params = legrad.fit(model, guide, key=KEY, steps=1, progress=False).params
+    params = {} if model is chain else legrad.fit(model, guide, key=KEY, steps=1, progress=False).params
     return [repr(c).removeprefix("legrad.").split("(")[0] for c in choice.candidates(Problem(model, guide, params))]
 
 

@@ -46,7 +46,7 @@ def test_models_have_no_scales(name):
     assert set(peer.params) == declared
 
 
-@pytest.mark.parametrize("name", [n for n in PROBLEMS if n not in ("sbn_trained", "gaussian_1000")])
+@pytest.mark.parametrize("name", ["sbn_random", "sbn_two_layers", "logistic", "spike_and_slab", "ising", "mixture"])
 def test_estimators_agree(name):
     peer, drawn = small(name), {}
     for method, make in estimators.methods(peer).items():
@@ -79,7 +79,11 @@ def test_a_row_of_the_table_and_its_page(tmp_path, monkeypatch):
     assert row["estimators"][estimators.GRAPH]["variance"] > row["estimators"][estimators.LEGRAD]["variance"] > 0
     rows = {"noisy_or": row}
     found = limits(rows)
-    assert [r["what"].split(",")[0] for r in found] == ["efficiency", "seconds to the same ELBO"]
+    assert [r["what"].split(",")[0] for r in found] == [
+        "efficiency",
+        "seconds to the same ELBO",
+        "seconds to the ELBO",
+    ]
     kept = {"versions": {}, "quick": True, "data": {}, "limits": found, "rows": rows}
     (tmp_path / "images").mkdir()
     (tmp_path / "peers.json").write_text(json.dumps(kept))

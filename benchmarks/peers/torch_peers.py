@@ -41,7 +41,7 @@ THREADS = 2
 BIASED, SUMS = 5.0, 20  # standard errors; sums of the coordinates of each parameter, with random signs
 LEAST, MOST, BUDGET = 30, 400, 6.0  # draws of a gradient, and the seconds after which no more are taken
 SMALL_DRAWS, SMALL_BUDGET = 2000, 10.0
-GIGABYTES, SECONDS = 8, 60  # memory and CPU time that a first gradient, and what is learned before it, may take
+GIGABYTES, SECONDS = 8, 60  # memory and CPU time that the first gradient may take
 ROUNDS, TURN = 5, 0.3
 BEFORE = 200  # gradients before the first that counts, where an estimator learns a baseline or control variate
 Gradient = Callable[[], dict[str, torch.Tensor]]
@@ -88,6 +88,7 @@ def with_pyro(problem: Problem, pair: models.Pair, elbo: Any, learn: int = 0) ->
         store = dict(pyro.get_param_store().named_parameters())
         return {name: -store[name].grad for name in problem.mean}
 
+    check(gradient)
     for _ in range(learn):
         gradient()
     return gradient
@@ -141,6 +142,7 @@ def with_storchastic(problem: Problem, method: Any, learn: int = 0, mended: bool
             storch.inference.reset()  # what an error left behind
         return {name: -len(y) * params[name].grad.detach() for name in problem.mean}
 
+    check(gradient)
     optimizer = torch.optim.Adam(getattr(method, "control_params", ()), 1e-2) if learn else None
     for _ in range(learn):
         optimizer.zero_grad()
@@ -186,17 +188,21 @@ def storchastics(name: str, problem: Problem) -> dict[str, Callable[[], Gradient
 def attempt(make: Callable[[], Gradient]) -> Gradient | str:
     """An estimator that has given a gradient, or what kept it from it."""
     try:
-        with limited():
-            gradient = make()
-            if not all(bool(torch.isfinite(value).all()) for value in gradient().values()):
-                return "its gradient is not finite"
+        return make()
     except Exception as error:  # whatever stops a library is what the table says of it
         storch.inference.reset()
         text = " ".join(str(error).split())
         if "can't allocate memory" in text:
             return f"it needs more than {GIGABYTES} GB"
         return f"{type(error).__name__}: {text if len(text) <= 200 else text[:197] + '...'}"
-    return gradient
+
+
+def check(gradient: Gradient) -> None:
+    """Raise where the first gradient takes too much, or is not finite; what is learned after it has no limit."""
+    with limited():
+        values = gradient().values()
+    if not all(bool(torch.isfinite(value).all()) for value in values):
+        raise FloatingPointError("its gradient is not finite")
 
 
 @contextmanager
