@@ -31,7 +31,12 @@ same parameters for all. *ms* is the median time of a gradient inside a compiled
 × seconds): how fast averaging gradients buys precision. *To the ELBO* is the time of a compiled fit to the ELBO
 that LeGrad has after some steps, with the same Adam, start and learning rate for all, compiling not counted; ">
 10×" did not get there in ten times LeGrad's time. The best of each column is bold. *LeGrad by hand* is a plain
-one-element step written by hand for that model: it is shown, and not counted among the winners.
+one-element step written by hand for that model: it is shown, and not counted among the winners. Problems may have
+been run at different times (`--only`) and with more or less beside them, so times of two problems do not compare.
+"""
+APART = """
+† in a process and an environment of its own, on the same machine while it was busy: their variances can be compared,
+their times only roughly. Nothing is compiled there.
 """
 READ = """
 Efficiency is not all: noise that all coordinates share, or that Adam averages away, costs a fit less than the figure
@@ -79,7 +84,7 @@ def page() -> str:
     data = "; ".join(f"{what}: {source}" for what, source in found["data"].items())
     lines += [_fill(f"{versions}, float32. Data of the {data}.")]
     if any(r.get("elsewhere") for row in rows.values() for r in row["estimators"].values()):
-        lines += ["", "† in a process and an environment of its own, on the same machine; nothing is compiled there."]
+        lines += ["", _fill(APART)]
     return "\n".join(lines) + "\n"
 
 
