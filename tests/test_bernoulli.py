@@ -112,6 +112,19 @@ def test_float32_is_as_good_as_the_plain_form(weight, bias, monkeypatch):
     assert float(jnp.abs(got - truth).max()) <= most
 
 
+def test_large_weights_do_not_cancel(monkeypatch):
+    """Float32, weights of 1e5, data that are certain before and after: what is left is exact, not lost in the sum."""
+    rng = np.random.default_rng(7)
+    y = jnp.asarray(rng.random(D) < 0.5, jnp.float32)
+    W = jnp.asarray(rng.uniform(1e5, 2e5, (H, D)), jnp.float32) * (2 * y - 1)
+    x = jnp.ones((3, H), jnp.float32)
+
+    def f(x):
+        return log_prob(dist.Bernoulli(logits=x @ W), y).sum(-1)
+
+    np.testing.assert_array_equal(differences(f, x, (1 - x)[None], "auto"), 0.0)
+
+
 def test_at_infinite_logits():
     """What is certain stays so: an infinite bias is no reason for NaN."""
     f, x, candidates = problem(values="hard")

@@ -14,8 +14,6 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
-import legrad
-
 UNITS = 200
 
 
@@ -84,8 +82,3 @@ def _uniform(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
 
 def _log_p(logits: jax.Array, value: jax.Array) -> jax.Array:
     return -jax.nn.softplus((1 - 2 * value) * logits).sum(axis=-1)
-
-
-def minibatches(Y: np.ndarray, size: int = 100) -> legrad.Minibatches:
-    """The images, shuffled anew each epoch."""
-    return legrad.Minibatches(Y, size=size)

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import optax
-from net import Net, minibatches
+from net import Net
 from numpyro.infer import TraceGraph_ELBO
 
 import legrad
@@ -61,7 +61,7 @@ def run(name: str, estimator: Any, options: argparse.Namespace, data: Any) -> di
         net.model,
         net.guide,
         key=jax.random.key(options.seed),
-        data=minibatches(data.train),
+        data=legrad.Minibatches(data.train, size=100),
         estimator=estimator,
         optimizer=optimizer(options.rate, options.steps, options.decay),
         steps=options.steps,

@@ -8,7 +8,8 @@ The first part is linear. Where only the sum over the data matters, the second i
 logarithm for `_FACTORS` data. Where Δ = ±w, as latents of two values have it, e^w and e^−w are known beforehand, and
 a datum takes a choice, a multiplication with addition, and a multiplication. A product of factors between 1 and e^Δ
 stays in range where the |Δ| add up to less than `_room`. Where they do not, or the changes are of any size, so that
-the exponentials would have to be taken one by one, the plain form is run.
+the exponentials would have to be taken one by one, the plain form is run: that of log p itself, as with large weights
+the two parts would cancel.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from legrad.densities import softplus
+from legrad import _compat
 from legrad.operations import OPERATIONS
-from legrad.singlesite.change import Change, Lazy, Piece, Site
-from legrad.singlesite.labelled import Axis, Labelled, V, arrange
+from legrad.singlesite.change import Change, Lazy, Piece
+from legrad.singlesite.labelled import Axis, Labelled, V, spread
 from legrad.singlesite.rules.elementwise import nonlinear
 from legrad.singlesite.rules.operand import Rule, Step
 
@@ -56,32 +57,33 @@ def bernoulli(step: Step) -> list[Change | None]:
     sizes = {axis: step.shape[axis[1]] for axis in over}
     if piece.layout.entries is not None or max(sizes.values(), default=0) < 2 * _FACTORS:
         return nonlinear(step)
-    total = _Total(step.site, piece, logits.base, max(over, key=sizes.__getitem__), over)
+    total = _Total(step, piece, max(over, key=sizes.__getitem__), over)
     step.scratch.append(total.logarithms_alike())
     # The mean stands for each of the numbers, of which the sum is asked.
-    mean = Labelled(-total.sum() / math.prod(sizes.values()), total.kept)
-    linear = Piece(piece.layout, (*piece.factors, step.site.take(value.base, piece.layout)))
-    return [Lazy((linear, Piece(piece.layout, (mean,))))]
+    mean = Labelled(total.sum() / math.prod(sizes.values()), total.kept)
+    return [Lazy((Piece(piece.layout, (mean,)),))]
 
 
 class _Total:
-    """Σ over the data of log( σ(−z) + σ(z) e^Δ ), for each element and candidate.
+    """The change of log p, summed over the data, for each element and candidate.
 
     Args:
-        site: the latent whose elements change.
+        step: log p of the data y at the logits z.
         piece: Δ, a product of numbers for each element and candidate, δ, and numbers for each datum, w.
-        logits: z, at the pivot.
         along: the axis along which factors are multiplied.
         over: all axes that are summed over.
     """
 
-    def __init__(self, site: Site, piece: Piece, logits: jax.Array, along: Axis, over: list[Axis]) -> None:
-        self.site, self.along, self.over = site, along, over
-        self.z = site.take(logits, piece.layout)
+    def __init__(self, step: Step, piece: Piece, along: Axis, over: list[Axis]) -> None:
+        self.step, self.order, self.along, self.over = step, step.site.order, along, over
+        logits, value = (x.base for x in step.operands)
+        self.z, self.y, self.here = (step.site.take(x, piece.layout) for x in (logits, value, step.results[0]))
+        order = self.order
         small = [factor for factor in piece.factors if not factor.has("v")]
-        self.delta = site.order.multiply([Labelled(jnp.ones((), logits.dtype), ()), *small])
-        self.w = site.order.multiply([factor for factor in piece.factors if factor.has("v")])
-        self.axes = site.order.sort({*self.z.axes, *self.delta.axes, *self.w.axes})
+        self.delta = order.multiply([Labelled(jnp.ones((), logits.dtype), ()), *small])
+        self.w = order.multiply([factor for factor in piece.factors if factor.has("v")])
+        self.axes = order.sort({*self.z.axes, *self.y.axes, *self.delta.axes, *self.w.axes})
+        self.sizes = {axis: max(a.size_of(axis) for a in (self.z, self.y, self.delta, self.w)) for axis in self.axes}
         self.kept = tuple(axis for axis in self.axes if axis not in over)
         self.rows = -(-self.w.size_of(along) // _FACTORS)
 
@@ -96,14 +98,13 @@ class _Total:
 
     def logarithms_alike(self) -> Labelled:
         """An array as large as what is held at one time."""
-        sizes = {axis: max(a.size_of(axis) for a in (self.z, self.delta, self.w)) for axis in self.axes}
-        return Labelled(jnp.zeros([self.rows if a == self.along else n for a, n in sizes.items()]), self.axes)
+        return Labelled(jnp.zeros([self.rows if a == self.along else n for a, n in self.sizes.items()]), self.axes)
 
     def _products(self, unit: jax.Array) -> jax.Array:
         p = self._split(jax.nn.sigmoid(self.z.data), self.z.axes, 0.0)
         q = self._split(jax.nn.sigmoid(-self.z.data), self.z.axes, 1.0)
         up, down = (self._split(jnp.exp(s * self.w.data), self.w.axes, 1.0) for s in (unit, -unit))
-        order, delta = self.site.order, self.delta
+        order, delta = self.order, self.delta
         factors = [
             order.combine(lambda q, p, d, u, v: q + p * jnp.where(d > 0, u, v), *given)
             for given in zip(q, p, [delta] * _FACTORS, up, down, strict=True)
@@ -113,16 +114,23 @@ class _Total:
         # A sum as a product with ones: XLA's CPU code for a sum of function values is many times slower.
         ones = Labelled(jnp.ones(self.rows, product.data.dtype), (self.along,))
         total = order.contract([logarithms, ones], self.over)
-        moved = order.combine(lambda t, d: jnp.where(d == 0.0, 0.0, t), total, delta)  # a candidate may be the pivot
-        return arrange(moved, self.kept)
+        linear = order.contract([self.w, self.y], self.over)
+        change = order.combine(  # a candidate may be the pivot
+            lambda d, linear, total: jnp.where(d == 0.0, 0.0, d * linear - total), delta, linear, total
+        )
+        return self._spread(change)
 
     def _plain(self) -> jax.Array:
-        here = Labelled(
-            jax.lax.optimization_barrier(softplus(self.z.data)), self.z.axes
-        )  # once, not for each element
-        order = self.site.order
-        new = order.combine(lambda z, d, w, s: softplus(z + d * w) - s, self.z, self.delta, self.w, here)
-        return arrange(order.contract([new], self.over), self.kept)
+        """The operation itself, minus what it is at the pivot: with large weights the two parts would cancel."""
+
+        def difference(z: Any, y: Any, d: Any, w: Any, here: Any) -> Any:
+            return _compat.run(self.step.eqn, (z + d * w, y))[0] - here
+
+        new = self.order.combine(difference, self.z, self.y, self.delta, self.w, self.here)
+        return self._spread(self.order.contract([new], self.over))
+
+    def _spread(self, array: Labelled) -> jax.Array:
+        return spread(array, self.kept, self.sizes)
 
     def _split(self, data: jax.Array, axes: tuple[Axis, ...], neutral: float) -> list[Labelled]:
         """An array in parts along the axis of the products; the last is filled up with a neutral number."""
