@@ -56,6 +56,12 @@ STRUCTURES = {
     ),
     "zeros of a matrix": (lambda w: jnp.sum(jnp.tanh(few @ w)), w, {"dot_general": "sparse", "tanh": "sparse"}, 5),
     "cumulative sum": (lambda w: jnp.sum(jnp.cumsum(w) * jnp.arange(P)), w, {"cumsum": "lazy", "mul": "lazy"}, 1),
+    "all and any": (
+        lambda w: jnp.where(jnp.all(jnp.isfinite(w)), jnp.sum(w), -jnp.inf) * jnp.any(w > 1),
+        w,
+        {"is_finite": "sparse", "reduce_and": "scalar", "reduce_or": "scalar"},
+        5,
+    ),
     "nested": (
         lambda z: jnp.sum(jax.jit(jax.checkpoint(lambda z: jax.nn.relu(mu[z])))(z)),
         z,
@@ -77,6 +83,15 @@ def test_structure_is_kept(name):
     assert cost.method == "auto"
     assert cost.brute >= cheaper * cost.work, str(found)
     assert not found.fallbacks
+
+
+def test_a_check_of_all_elements_is_not_repeated_for_each(monkeypatch):
+    """Every distribution of vectors checks its support: that must not cost the square of their length."""
+    monkeypatch.setattr(Plan, "brute", False)
+    f = lambda w: jnp.where(jnp.all(jnp.isfinite(w)), jnp.sum(w), -jnp.inf)
+    made = jax.make_jaxpr(lambda w, c: legrad.single_site_differences(f, w, c))(w, jnp.ones((2, P)))
+    sizes = [v.aval.size for eqn in made.jaxpr.eqns for v in eqn.outvars]
+    assert max(sizes) <= 4 * P, made
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -23,8 +23,10 @@ def whole(v):
     return lax.convert_element_type(50 * v, np.int32)
 
 
-def xor(v):
-    return lax.reduce(v, np.zeros((), v.dtype), lax.bitwise_xor, (1,))
+def reduced(function):
+    """A reduction of rows by a bitwise function, of 0 or of all bits and those of the row."""
+    start = -1 if function is lax.bitwise_and else 0
+    return lambda v: lax.reduce(v, np.asarray(start).astype(v.dtype), function, (1,))
 
 
 # The primitive's name: a function that meets it, of one or two arrays of shape (3, 4). Some of lax take settings too,
@@ -61,8 +63,10 @@ ROWS = {
     "or": lambda u, v: lax.bitwise_or(whole(u), whole(v)) + lax.bitwise_or(u > 0.4, v > 0.6),
     "polygamma": lambda v: lax.polygamma(np.full(v.shape, 2.0), v),
     "real": lambda u, v: lax.real(lax.complex(u, v) * 2),
+    "reduce_and": lambda v: lax.reduce_and(v > 0.3, (1,)) + reduced(lax.bitwise_and)(whole(v)),
+    "reduce_or": lambda v: lax.reduce_or(v > 0.7, (0,))[:3] + reduced(lax.bitwise_or)(whole(v)),
     "reduce_precision": lambda v: lax.reduce_precision(v, 8, 10),
-    "reduce_xor": lambda v: xor(whole(v)) + xor(v > 0.4),
+    "reduce_xor": lambda v: reduced(lax.bitwise_xor)(whole(v)) + reduced(lax.bitwise_xor)(v > 0.4),
     "regularized_incomplete_beta": lambda u, v: lax.betainc(u, v, u),
     "round": lambda v: lax.round(9 * v),
     "rsqrt": lambda v: lax.rsqrt(v),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -104,6 +105,30 @@ def rowwise(param: str, *, keeps: bool = True) -> Rule:
     return rule
 
 
+def _quantifier(holds: Callable[[Any, int], Any]) -> Rule:
+    """"All" or "any" of truth values: how many are true is a sum, and that changes by what is touched.
+
+    Args:
+        holds: of the number that are true and the number that there are.
+    """
+
+    def rule(step: Step) -> list[Change | None]:
+        (x,), site, axes = step.operands, step.site, step.eqn.params["axes"]
+        assert x.change is not None
+        touched = {a for layout in site.layouts(x.change) for a in axes if layout.where[a] is not None}
+        if x.base.dtype != bool or not touched:
+            return _reduction(step)
+        truths = x.base.astype(jnp.int32)
+        change = site.as_lazy(site.cast(x.change, x.base, jnp.int32), truths)
+        change = site.tidy(sum_over(step, change.pieces, axes, x.shape))
+        layout = site.union(site.layouts(change), step.shape)
+        number = site.as_new(change, truths.sum(axis=axes, dtype=jnp.int32), layout)
+        result = holds(number.data, math.prod(x.shape[a] for a in axes))
+        return [New(layout, Labelled(result, number.axes))]
+
+    return rule
+
+
 def _index_dtype(rule: Rule) -> Rule:
     """argmax counts positions: over several axes it has no simple batch."""
 
@@ -117,7 +142,9 @@ _reduction: Any = rowwise("axes", keeps=False)
 RULES: dict[str, Rule] = {
     "reduce_sum": reduce_sum,
     "cumsum": cumsum,
-    **dict.fromkeys(["reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"], _reduction),
+    **dict.fromkeys(["reduce_max", "reduce_min", "reduce_prod", "reduce_xor"], _reduction),
+    "reduce_and": _quantifier(lambda number, all_of: number == all_of),
+    "reduce_or": _quantifier(lambda number, _: number > 0),
     **dict.fromkeys(["argmax", "argmin"], _index_dtype(_reduction)),
     **dict.fromkeys(["cumprod", "cummax", "cummin", "cumlogsumexp"], rowwise("axis")),
     "sort": rowwise("dimension"),
