@@ -106,7 +106,7 @@ def rowwise(param: str, *, keeps: bool = True) -> Rule:
 
 
 def _quantifier(holds: Callable[[Any, int], Any]) -> Rule:
-    """"All" or "any" of truth values: how many are true is a sum, and that changes by what is touched.
+    """Whether all or any of some truth values hold: how many are true is a sum, and that changes by what is touched.
 
     Args:
         holds: of the number that are true and the number that there are.
