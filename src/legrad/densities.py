@@ -14,9 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.scipy.special import gammaln
-from numpyro.distributions import BernoulliLogits, BinomialLogits, Distribution, ExpandedDistribution
+from jax.scipy.special import gammaln, logsumexp
+from numpyro.distributions import (
+    BernoulliLogits,
+    BinomialLogits,
+    CategoricalLogits,
+    CategoricalProbs,
+    Distribution,
+    ExpandedDistribution,
+)
 
+from legrad.distributions import OffsetCategorical
 from legrad.known import read
 from legrad.operations import operation
 
@@ -106,9 +114,29 @@ def _times(number: Array, log_probability: Array) -> Array:
     return jnp.where(number == 0, 0.0, number * log_probability)
 
 
+CATEGORICAL = (CategoricalLogits, CategoricalProbs, OffsetCategorical)
+
+
+def categories(d: Any) -> np.ndarray:
+    """The values of a categorical as constants, on a leading axis; those of its batch have length 1."""
+    size = jnp.shape(d.probs if isinstance(d, CategoricalProbs) else d.logits)[-1]
+    return np.arange(size).reshape(-1, *(1,) * len(d.batch_shape)) + getattr(d, "low", 0)
+
+
+def _categorical(d: Any, value: Any) -> Array:
+    """Asked for all categories at once, as constants, there is nothing to look up, nor to scatter in the gradient."""
+    if not isinstance(value, np.ndarray) or not np.array_equal(value.ravel(), categories(d).ravel()):
+        return d.log_prob(value)
+    log_p = jnp.asarray(d.logits)
+    if not isinstance(d, CategoricalProbs):
+        log_p = log_p - logsumexp(log_p, axis=-1, keepdims=True)
+    return jnp.moveaxis(log_p, -1, 0).reshape(len(value), *(1,) * (value.ndim - log_p.ndim), *log_p.shape[:-1])
+
+
 FORMS: dict[type, Callable[[Any, Array], Array]] = {
     BernoulliLogits: _bernoulli_logits,
     BinomialLogits: _binomial_logits,
+    **dict.fromkeys(CATEGORICAL, _categorical),
 }
 
 

@@ -21,7 +21,7 @@ from jax.scipy.special import betainc, gammainc, gammaincc, xlog1py
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions import transforms as tr
 
-from legrad.densities import bernoulli_entropy, log_prob
+from legrad.densities import CATEGORICAL, bernoulli_entropy, categories, log_prob
 from legrad.quadrature import DEFAULT_NODES, MOVING_END, QUADRATURE, REFUSED, Nodes, Rule, floats
 
 __all__ = [
@@ -183,11 +183,14 @@ def escaped_mass(base: Distribution, window: int = 64) -> Array:
 # Finite supports
 
 
-def _enumerate(d: Any) -> tuple[Array, Array]:
+def _enumerate(d: Any) -> tuple[Any, Any]:
     """The values of a finite support along a new leading axis, and which of them an element really has.
 
-    Elements with fewer values repeat their last one, so that no density is asked for outside its support.
+    Those of a categorical are constants, so that `log_prob` knows that it is asked for all of them. Elements with
+    fewer values repeat their last one, so that no density is asked for outside its support.
     """
+    if isinstance(d, CATEGORICAL):
+        return categories(d), np.ones(categories(d).shape, bool)
     if hasattr(d, "total_count"):
         low, size = 0, _static(d, "total_count")
     elif isinstance(d, dist.DiscreteUniform):
@@ -234,7 +237,7 @@ PMF: dict[type, Callable[[Any, Array], Array]] = {
 
 
 def _pmf(d: Any, value: Array) -> Array:
-    return PMF.get(type(d), lambda d, value: jnp.exp(d.log_prob(value)))(d, value)
+    return PMF.get(type(d), lambda d, value: jnp.exp(log_prob(d, value)))(d, value)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -291,6 +294,15 @@ def candidates(base: Distribution, nodes: int = DEFAULT_NODES, window: int = 64)
         return lax.stop_gradient(jnp.broadcast_to(x, x.shape[:1] + shape))
 
     return Candidates(spread(values.astype(dtype)), spread(weights), kind)
+
+
+def common_values(base: Distribution) -> np.ndarray | None:
+    """The values of a finite support where they are constants that all elements share, (K, 1, ...); else None."""
+    bare = _bare(base)
+    if not isinstance(bare, CATEGORICAL):
+        return None
+    values = categories(bare)
+    return values.reshape(-1, *(1,) * len(base.batch_shape))
 
 
 def must_have_candidates(base: Distribution, nodes: int = DEFAULT_NODES, window: int = 64) -> Candidates:

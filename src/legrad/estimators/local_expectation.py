@@ -123,9 +123,13 @@ class LocalExpectation(Estimator):
         return here.total(stop=x), scores, alarms
 
     def _cut(self, factor: Factor, has_children: bool) -> Cut:
-        """The candidates of one site, the pivot first where it is one of them."""
+        """The candidates of one site; of two, the pivot comes first, and f is known there."""
         base, pivot = factor.elements.base, factor.coordinate
         values, weights, kind = support.must_have_candidates(base, self.nodes, self.window)
+        common = support.common_values(base) if len(values) > 2 and self.method != "brute" else None
+        if common is not None:
+            # Of a cheap change one more is computed, in vain; no element has to look for its own.
+            return Cut(common, weights, "common", None)
         if kind == "finite":
             at = jnp.argmax(values == pivot, axis=0)
             order = (at + jnp.arange(len(values)).reshape(-1, *(1,) * at.ndim)) % len(values)
@@ -170,9 +174,17 @@ class Alarms(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The candidates of a site; for a finite support the pivot comes first."""
+    """The candidates of a site.
 
-    values: jax.Array
+    Attributes:
+        values: (K, *shape); the pivot comes first in a "finite" support. The constants of a "common" one are those of
+            all elements, (K, 1, ...).
+        weights: (K, *shape).
+        kind: "finite", "common", "window" or "quadrature".
+        check: a second rule of quadrature, to compare with.
+    """
+
+    values: Any
     weights: jax.Array
     kind: str
     check: support.Candidates | None
@@ -195,7 +207,7 @@ class Change(NamedTuple):
 def _leaf_score(factor: Factor, cut: Cut, change: Change) -> Score:
     """No other fixed site depends on this one: its weights are its own, and all constants drop out."""
     values, weights = cut.moved, cut.weights[-len(cut.moved) :]
-    return Score(factor.elements.coordinate_log_prob(values), weights, stop_gradient(change.f), None)
+    return Score(_log_q(factor, values, weights), weights, stop_gradient(change.f), None)
 
 
 def _blanket_score(factor: Factor, cut: Cut, change: Change, cost: jax.Array) -> Score:
@@ -204,12 +216,16 @@ def _blanket_score(factor: Factor, cut: Cut, change: Change, cost: jax.Array) ->
     change = jax.tree.map(lambda a: a[: len(cut.values)], change)
     log_w = _log_weights(factor, cut.values, cut.weights, change.log_q)
     weights = jnp.where(cut.weights > 0, jax.nn.softmax(log_w, axis=0), 0.0)
-    return Score(
-        factor.elements.coordinate_log_prob(cut.values), stop_gradient(weights), stop_gradient(change.f), cost
-    )
+    log_q = _log_q(factor, cut.values, cut.weights)
+    return Score(log_q, stop_gradient(weights), stop_gradient(change.f), cost)
 
 
-def _log_weights(factor: Factor, values: jax.Array, weights: jax.Array, log_q: jax.Array) -> jax.Array:
+def _log_q(factor: Factor, values: Any, weights: jax.Array) -> jax.Array:
+    """log q of the candidates; a value that the factor excludes has −∞, which times a weight of zero is NaN."""
+    return jnp.where(weights > 0, factor.elements.coordinate_log_prob(values), 0.0)
+
+
+def _log_weights(factor: Factor, values: Any, weights: jax.Array, log_q: jax.Array) -> jax.Array:
     """log ω_k + log q_others(v_k), up to a constant: log q of all minus that of the element itself."""
     own = stop_gradient(factor.elements.log_prob(values) - factor.elements.log_prob(factor.coordinate))
     safe = jnp.where(weights > 0, weights, 1.0)

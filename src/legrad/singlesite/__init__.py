@@ -25,12 +25,14 @@ def single_site(
         f: a function of a pytree of arrays that returns a scalar or a pytree of scalars. A leaf that is an array
             counts as a list of additive terms and is summed.
         x: the pivot: a pytree of arrays, of integers or floats.
-        candidates: the structure of `x`; each leaf has a leading axis of its own length K.
+        candidates: the structure of `x`; each leaf has a leading axis of its own length K. Along an axis of length 1
+            all elements have the same candidates.
         method: "auto" takes the fastest method there is; "brute" evaluates all of `f` each time.
         memory: a bound in bytes on intermediate values, met by running blocks in sequence.
 
     Returns:
-        The structure of `candidates`. Where `f` returns a pytree, each leaf holds that pytree.
+        The structure of `x`, each leaf with the leading axis of its candidates. Where `f` returns a pytree, each leaf
+        holds that pytree.
 
     The result can be differentiated with respect to what `f` closes over, but derivative rules of `jax.custom_jvp`
     and `jax.custom_vjp` inside `f` are not applied: `method="brute"` applies them.
@@ -81,14 +83,15 @@ def _is_result(here: Any) -> Callable[[Any], bool]:
 def _check(x: Any, candidates: Any, method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
-    wanted, got = str(jax.tree.structure(x)), str(jax.tree.structure(candidates))
-    if wanted != got:
-        raise ValueError(f"candidates have the structure {got} and x has {wanted}: they must be the same")
+    wanted, given = str(jax.tree.structure(x)), str(jax.tree.structure(candidates))
+    if wanted != given:
+        raise ValueError(f"candidates have the structure {given} and x has {wanted}: they must be the same")
     for (path, leaf), values in zip(jax.tree.leaves_with_path(x), jax.tree.leaves(candidates), strict=True):
         name, shape = "x" + jax.tree_util.keystr(path), jnp.shape(leaf)
-        if jnp.ndim(values) == 0 or jnp.shape(values)[1:] != shape:
+        got = jnp.shape(values)
+        if len(got) != 1 + len(shape) or any(g not in (1, n) for g, n in zip(got[1:], shape, strict=True)):
             raise ValueError(
-                f"the candidates of {name} have shape {jnp.shape(values)}: expected {('K', *shape)}, an array of "
+                f"the candidates of {name} have shape {got}: expected {('K', *shape)}, an array of "
                 f"{name}'s shape for each of K candidates"
             )
         if not np.can_cast(jnp.result_type(values), jnp.result_type(leaf), "same_kind"):

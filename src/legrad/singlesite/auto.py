@@ -60,11 +60,12 @@ def _name(path: tuple[Any, ...]) -> str:
 def _leaf(
     program: Program, number: int, name: str, values: dict[int, Any], choices: jax.Array, memory: int, f: Any
 ) -> Tree:
-    if choices.size == 0 or program.dependents(number).isdisjoint(program.outputs):
+    full = (len(choices), *program.shapes[number])
+    if math.prod(full) == 0 or program.dependents(number).isdisjoint(program.outputs):
         tell(name, program, number, len(choices), None)
-        totals = [jnp.zeros(choices.shape, jnp.sum(values[i]).dtype) for i in program.outputs]
+        totals = [jnp.zeros(full, jnp.sum(values[i]).dtype) for i in program.outputs]
         return jax.tree.unflatten(program.structure, totals)
-    plan = make_plan(program, number, values, len(choices), memory, whole=is_listening())
+    plan = make_plan(program, number, values, choices.shape, memory, whole=is_listening())
     tell(name, program, number, len(choices), plan)
     if plan.brute:
         here = jax.tree.unflatten(program.structure, [values[i] for i in program.outputs])
@@ -77,19 +78,18 @@ def run(program: Program, number: int, values: dict[int, Any], choices: jax.Arra
     if not plan.blocked:
         return follow(program, number, values, plan.site(), choices)
     axes = [K, *(E(j) for j in range(choices.ndim - 1))]
+    full = (len(choices), *plan.site_shape)
     sizes = [plan.sizes[axis] for axis in axes]
     # The last block of an axis is moved back so that it is full; what two blocks share is the same in both.
-    firsts = [
-        [min(i * size, n - size) for i in range(-(-n // size))] for size, n in zip(sizes, choices.shape, strict=True)
-    ]
+    firsts = [[min(i * size, n - size) for i in range(-(-n // size))] for size, n in zip(sizes, full, strict=True)]
     grid = jnp.asarray(np.array(list(itertools.product(*firsts)), np.int32))
 
     def block(i: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
         first = list(grid[i])
         starts = {axis: start for axis, start in zip(axes, first, strict=True) if axis in plan.blocked}
-        part = jax.lax.dynamic_slice(choices, first, sizes)
+        part = jax.lax.dynamic_slice(choices, first, plan.block)  # from 0 where the candidates are those of all
         found = follow(program, number, values, plan.site(starts), part)
         return [jax.lax.dynamic_update_slice(t, d, first) for t, d in zip(totals, found, strict=True)]
 
-    totals = [jnp.zeros(choices.shape, jnp.sum(values[i]).dtype) for i in program.outputs]
+    totals = [jnp.zeros(full, jnp.sum(values[i]).dtype) for i in program.outputs]
     return jax.lax.fori_loop(0, math.prod(map(len, firsts)), block, totals)

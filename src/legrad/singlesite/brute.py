@@ -21,7 +21,7 @@ def brute(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, 
     Args:
         f: a function of a pytree of arrays; its leaves are scalars or arrays of additive terms, which are summed.
         x: the pivot.
-        candidates: as `x`, each leaf with a leading axis of candidates.
+        candidates: as `x`, each leaf with a leading axis of candidates; axes of length 1 stand for all elements.
         memory: bytes that the evaluations of one block may take together.
         pivot: f(x); where it is given, it is subtracted term by term before the sum.
 
@@ -39,8 +39,8 @@ def brute(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, 
         return jax.tree.map(jnp.sum, terms)
 
     def leaf(i: int) -> Tree:
-        shape, flat = jnp.shape(choices[i]), jnp.ravel(leaves[i])
-        cand = jnp.asarray(choices[i], flat.dtype).reshape(shape[0], flat.size)
+        shape, flat = (len(choices[i]), *jnp.shape(leaves[i])), jnp.ravel(leaves[i])
+        cand = jnp.broadcast_to(jnp.asarray(choices[i], flat.dtype), shape).reshape(shape[0], flat.size)
 
         def one(where: tuple[jax.Array, jax.Array]) -> Tree:
             k, e = where

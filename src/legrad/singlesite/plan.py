@@ -34,6 +34,7 @@ class Plan:
 
     Attributes:
         site_shape: the latent's shape.
+        candidates: the shape of its candidates, 1 along the axes where they are the same for all elements.
         sizes: how many candidates and elements a block holds, by axis.
         blocked: the axes that are run in blocks.
         sparse: whether lists of entries are used.
@@ -45,6 +46,7 @@ class Plan:
     """
 
     site_shape: tuple[int, ...]
+    candidates: tuple[int, ...]
     sizes: dict[Axis, int]
     blocked: tuple[Axis, ...] = ()
     sparse: bool = True
@@ -59,23 +61,35 @@ class Plan:
         """Whether following the changes saves nothing."""
         return self.work > 0.9 * self.brute_work
 
+    @property
+    def block(self) -> tuple[int, ...]:
+        """The shape of one block's candidates."""
+        axes = (K, *(E(j) for j in range(len(self.site_shape))))
+        return tuple(self.sizes[axis] if n > 1 else n for axis, n in zip(axes, self.candidates, strict=True))
+
     def site(self, starts: dict[Axis, Any] | None = None) -> Site:
         """The site of one block."""
         return Site(self.site_shape, self.sizes, starts or {}, Order(self.values_first), self.sparse)
 
 
 def make_plan(
-    program: Program, number: int, values: dict[int, Any], count: int, memory: int, *, whole: bool = False
+    program: Program,
+    number: int,
+    values: dict[int, Any],
+    candidates: tuple[int, ...],
+    memory: int,
+    *,
+    whole: bool = False,
 ) -> Plan:
-    """Plan the changes of one input with `count` candidates.
+    """Plan the changes of one input with candidates of a shape.
 
     Where brute force takes little anyway, tracing the changes would take longer than it saves: unless the `whole`
     plan is asked for, the choice is made at once.
     """
-    shape = program.shapes[number]
+    shape, count = program.shapes[number], candidates[0]
     full = {K: count} | {E(j): n for j, n in enumerate(shape)}
     brute_work = count * math.prod(shape) * _once(program, number)
-    plan = Plan(shape, full, work=brute_work, brute_work=brute_work)
+    plan = Plan(shape, candidates, full, work=brute_work, brute_work=brute_work)
     if brute_work <= LITTLE and plan.brute and not whole:
         return plan
     plan = _dry_run(program, number, values, plan)
@@ -94,7 +108,7 @@ def _fit_memory(program: Program, number: int, values: dict[int, Any], plan: Pla
     free = _regular(plan)
     if not free and plan.site_shape:
         # Lists of entries cover every axis, so there is none to cut: without them there is.
-        plan = _dry_run(program, number, values, Plan(plan.site_shape, plan.sizes, sparse=False))
+        plan = _dry_run(program, number, values, Plan(plan.site_shape, plan.candidates, plan.sizes, sparse=False))
         free = _regular(plan)
     for axis in [*sorted(free, key=lambda axis: -plan.sizes[axis]), K]:
         if plan.peak <= memory:
@@ -105,7 +119,7 @@ def _fit_memory(program: Program, number: int, values: dict[int, Any], plan: Pla
         if size < whole:
             sizes = plan.sizes | {axis: size}
             # A list covers whole axes of the latent, and a rule may make one in passing: none with a cut axis.
-            plan = Plan(plan.site_shape, sizes, (*plan.blocked, axis), plan.sparse and axis == K)
+            plan = Plan(plan.site_shape, plan.candidates, sizes, (*plan.blocked, axis), plan.sparse and axis == K)
             plan = _dry_run(program, number, values, plan)
     return plan
 
@@ -124,14 +138,13 @@ def _regular(plan: Plan) -> list[Axis]:
 def _dry_run(program: Program, number: int, values: dict[int, Any], plan: Plan) -> Plan:
     """Trace the changes without computing them: what they would hold, and the most at one time."""
     met: list[Met] = []
-    block = tuple(plan.sizes[axis] for axis in (K, *(E(j) for j in range(len(plan.site_shape)))))
     starts = [jax.ShapeDtypeStruct((), jnp.int32) for _ in plan.blocked]
 
     def trace(candidates: Any, starts: Any) -> Any:
         site = plan.site(dict(zip(plan.blocked, starts, strict=True)))
         return follow(program, number, values, site, candidates, met.append)
 
-    jax.eval_shape(trace, jax.ShapeDtypeStruct(block, program.dtypes[number]), starts)
+    jax.eval_shape(trace, jax.ShapeDtypeStruct(plan.block, program.dtypes[number]), starts)
     plan.met, plan.peak = met, _peak(program, met)
     return plan
 
