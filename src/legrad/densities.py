@@ -8,6 +8,7 @@ there, right at infinite logits, and short enough for XLA to keep them inside on
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from numpyro.distributions import (
     CategoricalProbs,
     Distribution,
     ExpandedDistribution,
+    Poisson,
 )
 
 from legrad.distributions import OffsetCategorical
@@ -114,6 +116,24 @@ def _times(number: Array, log_probability: Array) -> Array:
     return jnp.where(number == 0, 0.0, number * log_probability)
 
 
+@operation
+def poisson(rate: Array, value: Array) -> Array:
+    """log p of counts. A rate of zero has no logarithm, and none is taken where the count is zero too."""
+    return value * jnp.log(jnp.where(value == 0, 1.0, rate)) - gammaln(value + 1) - rate
+
+
+@operation
+def poisson_log(log_rate: Array, value: Array) -> Array:
+    """The same, given the logarithm of the rate: all but the rate itself is linear in it."""
+    return jnp.where(value == 0, 0.0, value * log_rate) - gammaln(value + 1) - jnp.exp(log_rate)
+
+
+def _poisson(d: Any, value: Array) -> Array:
+    dtype = jnp.result_type(d.rate, float)
+    rate, value = jnp.broadcast_arrays(d.rate, value)
+    return poisson(rate.astype(dtype), value.astype(dtype))
+
+
 CATEGORICAL = (CategoricalLogits, CategoricalProbs, OffsetCategorical)
 
 
@@ -123,10 +143,23 @@ def categories(d: Any) -> np.ndarray:
     return np.arange(size).reshape(-1, *(1,) * len(d.batch_shape)) + getattr(d, "low", 0)
 
 
+@partial(operation, elementwise=False)
+def categorical_logits(logits: Array, value: Array) -> Array:
+    """log p of data, classes on the last axis of the logits."""
+    log_p = logits - logsumexp(logits, axis=-1, keepdims=True)
+    return jnp.take_along_axis(log_p, value[..., None], axis=-1)[..., 0]
+
+
 def _categorical(d: Any, value: Any) -> Array:
     """Asked for all categories at once, as constants, there is nothing to look up, nor to scatter in the gradient."""
     if not isinstance(value, np.ndarray) or not np.array_equal(value.ravel(), categories(d).ravel()):
-        return d.log_prob(value)
+        if not isinstance(d, CategoricalLogits) or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+            return d.log_prob(value)
+        shape = jnp.broadcast_shapes(jnp.shape(value), d.batch_shape)
+        logits = jnp.asarray(d.logits, jnp.result_type(d.logits, float))
+        return categorical_logits(
+            jnp.broadcast_to(logits, (*shape, logits.shape[-1])), jnp.broadcast_to(value, shape)
+        )
     log_p = jnp.asarray(d.logits)
     if not isinstance(d, CategoricalProbs):
         log_p = log_p - logsumexp(log_p, axis=-1, keepdims=True)
@@ -136,6 +169,7 @@ def _categorical(d: Any, value: Any) -> Array:
 FORMS: dict[type, Callable[[Any, Array], Array]] = {
     BernoulliLogits: _bernoulli_logits,
     BinomialLogits: _binomial_logits,
+    Poisson: _poisson,
     **dict.fromkeys(CATEGORICAL, _categorical),
 }
 

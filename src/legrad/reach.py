@@ -21,7 +21,8 @@ import numpy as np
 
 from legrad import _compat
 from legrad.interpreter import interpret
-from legrad.operations import OPERATIONS, name_of
+from legrad.operations import ELEMENTWISE as ELEMENTWISE_OPERATIONS
+from legrad.operations import OPERATIONS, inside, name_of
 from legrad.primitives import ELEMENTWISE
 
 EMPTY = np.iinfo(np.int32).max
@@ -84,6 +85,8 @@ def _rule(eqn: Any, operands: list[Seen]) -> list[Seen]:
     if all(isinstance(x, Constant) for x in operands):
         return _fold(eqn, operands)  # type: ignore[arg-type]
     name = name_of(eqn)
+    if name in OPERATIONS and name not in ELEMENTWISE_OPERATIONS:
+        return interpret(*inside(eqn), operands, _rule, _lift)
     results = (_elementwise if name in OPERATIONS else RULES.get(name, _everything))(eqn, operands)
     for box, var in zip(results, eqn.outvars, strict=True):
         # A rule that gets a shape wrong could claim independence that is not there.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad import _compat
+from legrad.densities import poisson_log
 from legrad.interpreter import interpret
 from legrad.known import read
 from legrad.operations import name_of
@@ -132,6 +133,10 @@ class Program:
     def _append(self, eqn: Any, operands: list[int]) -> list[int]:
         if self._never_nan(eqn, operands):
             return [operands[1]]
+        other = self._other_form(eqn, operands)
+        if other is not None:
+            program, inputs = other
+            return interpret(program.jaxpr, program.consts, inputs, self._append, self._constant, self._enter)
         operands = self._parts(eqn, operands)
         op = Op(eqn, tuple(operands), tuple(self._number(v.aval) for v in eqn.outvars), self._around)
         if not self._varying.isdisjoint(operands):
@@ -139,6 +144,18 @@ class Program:
         self.ops.append(op)
         self._made.update(dict.fromkeys(op.outputs, op))
         return list(op.outputs)
+
+    def _other_form(self, eqn: Any, operands: list[int]) -> tuple[Any, list[int]] | None:
+        """What an operation is better made of here, and the operands of that."""
+        name = name_of(eqn)
+        if name == "legrad_categorical_logits" and operands[1] in self._varying:
+            return eqn.params["jaxpr"], operands  # a class that changes is a look-up
+        rate = self._made.get(operands[0]) if name == "legrad_poisson" else None
+        if rate is not None and rate.name == "exp":
+            log_rate = rate.inputs[0]
+            given = [jax.ShapeDtypeStruct(self.shapes[i], self.dtypes[i]) for i in (log_rate, operands[1])]
+            return jax.make_jaxpr(poisson_log)(*given), [log_rate, operands[1]]
+        return None
 
     def _parts(self, eqn: Any, operands: list[int]) -> list[int]:
         """The indices of a look-up J[a, b] one by one, where the table is a constant.

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from legrad.singlesite.change import Change
-from legrad.singlesite.rules import bernoulli, elementwise, lookup, movement, products, reductions
+from legrad.singlesite.rules import (
+    bernoulli,
+    categorical,
+    elementwise,
+    lookup,
+    movement,
+    poisson,
+    products,
+    reductions,
+)
 from legrad.singlesite.rules.fallback import fallback, linear
 from legrad.singlesite.rules.operand import Operand, Rule, Step
 
@@ -21,6 +30,8 @@ RULES: dict[str, Rule] = {
     **products.RULES,
     **lookup.RULES,
     **bernoulli.RULES,
+    **categorical.RULES,
+    **poisson.RULES,
     "triangular_solve": _solve,
 }
 

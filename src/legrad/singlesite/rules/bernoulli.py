@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from legrad import _compat
-from legrad.operations import OPERATIONS
+from legrad.operations import ELEMENTWISE
 from legrad.singlesite.change import Change, Lazy, Piece
 from legrad.singlesite.labelled import Axis, Labelled, V, spread
 from legrad.singlesite.rules.elementwise import nonlinear
@@ -144,7 +144,7 @@ class _Total:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(OPERATIONS, nonlinear),
+    **dict.fromkeys(ELEMENTWISE, nonlinear),
     "legrad_bernoulli_logits": bernoulli,
     "legrad_hard_bernoulli_logits": bernoulli,
 }

@@ -162,6 +162,18 @@ def select(step: Step) -> list[Change | None]:
     return _sum(step, pieces)
 
 
+def _settled(rule: Rule) -> Rule:
+    """A choice that is known to fall on one operand everywhere, as a support check of known data, is that operand."""
+
+    def either(step: Step) -> list[Change | None]:
+        which = step.operands[0].read()
+        if which is None or which.size == 0 or (which != which.flat[0]).any():
+            return rule(step)
+        return [_broad(step).operands[1 + int(which.flat[0])].change]
+
+    return either
+
+
 def _broad(step: Step) -> Step:
     """Primitives broadcast scalars and axes of size 1 by themselves: here that is done first."""
     operands = []
@@ -203,5 +215,5 @@ RULES: dict[str, Rule] = {
     "integer_pow": power,
     "square": power,
     "convert_element_type": _if_lazy(convert),
-    "select_n": _if_lazy(select),
+    "select_n": _settled(_if_lazy(select)),
 }
