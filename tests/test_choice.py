@@ -63,28 +63,47 @@ def test_who_is_asked(model, wanted):
 
 @pytest.mark.parametrize(("slow", "wanted"), [("0", "DisARM"), ("1", "LocalExpectation"), (None, "LocalExpectation")])
 def test_the_fastest_way_is_taken(slow, wanted, monkeypatch):
-    """By seconds times mean square, with a clock that says what it is told; in doubt the first."""
-    monkeypatch.setattr(
-        choice, "interleaved_seconds", lambda calls: {name: 1e9 if name == slow else 1.0 for name in calls}
-    )
+    """With a clock that says what it is told; in doubt the first."""
+    monkeypatch.setattr(choice, "_seconds", lambda runs, *_: {n: 1e9 if n == slow else 1.0 for n in runs})
     monkeypatch.setattr(choice, "CLEARLY", 1.2 if slow else 1e9)
     result = legrad.fit(binary, legrad.MeanField(binary), key=KEY, estimator="auto", steps=3, progress=False)
     assert result.method == wanted
 
 
 def test_noise_decides_between_equally_fast_ones(monkeypatch):
-    """The score is the mean square of the gradient: less variance is better."""
-    monkeypatch.setattr(choice, "interleaved_seconds", lambda calls: dict.fromkeys(calls, 1.0))
+    """Who is as soon at the ELBO, and has less variance, is better."""
+    monkeypatch.setattr(choice, "LATE", 1e9)
+    monkeypatch.setattr(choice, "_seconds", lambda runs, *_: dict.fromkeys(runs, 1.0))
     monkeypatch.setattr(choice, "candidates", lambda problem: [legrad.ScoreFunction(), legrad.LocalExpectation()])
     result = legrad.fit(binary, legrad.MeanField(binary), key=KEY, estimator="auto", steps=3, progress=False)
     assert result.method == "LocalExpectation"
 
 
+def test_who_comes_late():
+    """By the time to 90% of what each gained; nothing is known of one that gained nothing, or less than its error."""
+    seen = {
+        "0": [(0.0, 0.0), (2.0, 4.0), (4.0, 6.0)],
+        "1": [(0.0, 0.0), (2.0, 6.0), (4.0, 6.0)],
+        "2": [(0.0, 0.0), (1.0, 1.0), (4.0, float("nan"))],
+        "3": [(0.0, 0.0), (4.0, -1.0)],
+        "4": [(0.0, 0.0), (4.0, 0.1)],
+    }
+    courses = {name: choice.Course(None, [choice.Look(*look, 0.1) for look in looks]) for name, looks in seen.items()}
+    late = choice._lateness(courses)
+    assert late == pytest.approx({"0": (2 + 2 * 0.7) / 1.8, "1": 1.0, "2": 0.9 / 0.3, "3": 1.0, "4": 1.0})
+
+
+def test_cheap_steps_win_while_noise_costs_little(monkeypatch):
+    """The first takes 10 times as long for a step: it is out, however little noise it has."""
+    monkeypatch.setattr(choice, "_seconds", lambda runs, *_: {n: 10.0 if n == "0" else 1.0 for n in runs})
+    monkeypatch.setattr(choice, "_noise", lambda draws: {n: 1.0 if n == "0" else 1e6 for n in draws})
+    result = legrad.fit(continuous, legrad.MeanField(continuous), key=KEY, estimator="auto", steps=3, progress=False)
+    assert result.method == "Reparameterized"
+
+
 def test_a_fit_that_goes_on_stays_with_its_estimator(tmp_path, monkeypatch):
     def run(slow, steps):
-        monkeypatch.setattr(
-            choice, "interleaved_seconds", lambda calls: {name: 1e9 if name == slow else 1.0 for name in calls}
-        )
+        monkeypatch.setattr(choice, "_seconds", lambda runs, *_: {n: 1e9 if n == slow else 1.0 for n in runs})
         return legrad.fit(binary, legrad.MeanField(binary), key=KEY, estimator="auto", optimizer=optax.adam(0.1),
                           steps=steps, checkpoint=tmp_path, checkpoint_every=5, progress=False)  # fmt: skip
 
