@@ -32,7 +32,8 @@ _FACTORS = 16
 
 
 def _room(dtype: Any) -> float:
-    return 0.9 * math.log(float(jnp.finfo(dtype).max))
+    """So far changes may go: e^Δ has to bring back what σ(z) has of z, which is nothing near the smallest number."""
+    return 0.75 * math.log(float(jnp.finfo(dtype).max))
 
 
 @custom_vmap
@@ -53,15 +54,33 @@ def bernoulli(step: Step) -> list[Change | None]:
     if value.change is not None or not isinstance(change, Lazy) or len(change.pieces) != 1:
         return nonlinear(step)
     (piece,) = change.pieces
+    if piece.layout.entries is not None:
+        return [_at_entries(step, piece)]
     over = [V(a) for a in piece.layout.free() if a in step.summed and piece.has(V(a))]
     sizes = {axis: step.shape[axis[1]] for axis in over}
-    if piece.layout.entries is not None or max(sizes.values(), default=0) < 2 * _FACTORS:
+    if max(sizes.values(), default=0) < 2 * _FACTORS:
         return nonlinear(step)
     total = _Total(step, piece, max(over, key=sizes.__getitem__), over)
     step.scratch.append(total.logarithms_alike())
     # The mean stands for each of the numbers, of which the sum is asked.
     mean = Labelled(total.sum() / math.prod(sizes.values()), total.kept)
     return [Lazy((Piece(piece.layout, (mean,)),))]
+
+
+def _at_entries(step: Step, piece: Piece) -> Change:
+    """The difference at a list of places, from the logits there at the pivot.
+
+    Looked up, log p at the pivot would be computed inside the look-up, once for each place and without SIMD: XLA
+    moves what leads to a gather into it.
+    """
+    site, (logits, value) = step.site, step.operands
+    z, y = (site.take(x.base, piece.layout) for x in (logits, value))
+
+    def difference(z: Any, y: Any, d: Any) -> Any:
+        return _compat.run(step.eqn, (z + d, y))[0] - _compat.run(step.eqn, (z, y))[0]
+
+    found = site.order.combine(difference, z, y, site.order.multiply(piece.factors))
+    return Lazy((Piece(piece.layout, (found,)),))
 
 
 class _Total:
