@@ -84,13 +84,21 @@ def test_who_comes_late():
     seen = {
         "0": [(0.0, 0.0), (2.0, 4.0), (4.0, 6.0)],
         "1": [(0.0, 0.0), (2.0, 6.0), (4.0, 6.0)],
-        "2": [(0.0, 0.0), (1.0, 1.0), (4.0, float("nan"))],
+        "2": [(0.0, 0.0), (1.0, 1.0), (4.0, -float("inf"))],
         "3": [(0.0, 0.0), (4.0, -1.0)],
         "4": [(0.0, 0.0), (4.0, 0.1)],
     }
     courses = {name: choice.Course(None, [choice.Look(*look, 0.1) for look in looks]) for name, looks in seen.items()}
     late = choice._lateness(courses)
     assert late == pytest.approx({"0": (2 + 2 * 0.7) / 1.8, "1": 1.0, "2": 0.9 / 0.3, "3": 1.0, "4": 1.0})
+
+
+def test_one_is_always_left(monkeypatch):
+    """Curves that cross: each is late somewhere."""
+    monkeypatch.setattr(choice, "_seconds", lambda runs, *_: dict.fromkeys(runs, 1.0))
+    monkeypatch.setattr(choice, "_lateness", lambda courses: dict.fromkeys(courses, 2.0))
+    result = legrad.fit(binary, legrad.MeanField(binary), key=KEY, estimator="auto", steps=3, progress=False)
+    assert result.method == "LocalExpectation"
 
 
 def test_cheap_steps_win_while_noise_costs_little(monkeypatch):

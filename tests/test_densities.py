@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import legrad
-from legrad.densities import bernoulli_entropy, log_prob
+from legrad.densities import Categories, bernoulli_entropy, log_prob
 from legrad.distributions import OffsetCategorical
 
 MAKE = {
@@ -60,7 +60,7 @@ CATEGORICALS = {
 def test_all_categories_at_once(name):
     """The same as one by one, gradients too, and without a look-up."""
     make, low = CATEGORICALS[name], 3 if name == "offset" else 0
-    values = np.arange(low, low + 4).reshape(4, 1)
+    values = np.arange(low, low + 4).reshape(4, 1).view(Categories)
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)))
 
     def total(x, values):
@@ -73,6 +73,39 @@ def test_all_categories_at_once(name):
     np.testing.assert_allclose(gradient, wanted, rtol=1e-12, atol=1e-15)
     assert np.all(np.isfinite(gradient))
     assert "gather" not in str(jax.make_jaxpr(lambda x: log_prob(make(x), values))(jnp.asarray(LOGITS)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 3), (3, 1)])
+@pytest.mark.parametrize("C", [1, 3])
+@pytest.mark.parametrize("parameter", ["logits", "probs"])
+def test_data_that_look_like_all_categories(shape, C, parameter):
+    """NumPy data 0, 1, 2 are three data: nothing is guessed from what they are."""
+    y = np.arange(np.prod(shape, dtype=int)).reshape(shape) % C
+    p = jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(3, C))))
+    d = dist.Categorical(**{parameter: p if parameter == "probs" else jnp.log(p)})
+    np.testing.assert_allclose(log_prob(d, y), d.log_prob(y), rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:Out-of-support values")
+@pytest.mark.parametrize(
+    ("d", "y"),
+    [
+        (dist.Categorical(logits=jnp.zeros(3)), jnp.array([-1, 3, 1])),
+        (dist.Poisson(2.0), jnp.array([-1.0, 1.5, 1.0])),
+    ],
+)
+def test_impossible_data(d, y):
+    """As NumPyro has it, with a derivative that is a number; and no rule makes them possible."""
+    assert d._validate_args
+    np.testing.assert_allclose(log_prob(d, y), d.log_prob(y), rtol=1e-12)
+    assert np.array_equal(np.isfinite(log_prob(d, y)), [False, False, True])
+    (gradient,) = jax.tree.leaves(jax.grad(lambda d: log_prob(d, y)[2])(d))
+    assert np.all(np.isfinite(gradient))
+
+
+def test_counts_are_not_rounded_to_half_precision():
+    d, y = dist.Poisson(jnp.asarray(1000.0, jnp.bfloat16)), jnp.array([1001, 1100])
+    np.testing.assert_allclose(log_prob(d, y), d.log_prob(y), rtol=1e-9)
 
 
 def test_numpyro_is_still_wrong_at_zero():

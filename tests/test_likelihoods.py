@@ -209,3 +209,27 @@ def test_a_support_check_of_known_data_costs_nothing():
     known = jax.make_jaxpr(lambda w: changes(w, y))(jnp.zeros(P))
     unknown = jax.make_jaxpr(changes)(jnp.zeros(P), y)
     assert str(known).count("select_n") < str(unknown).count("select_n")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("d", [lambda z: dist.Bernoulli(logits=z), lambda z: dist.Poisson(jnp.exp(z))])
+def test_inside_vmap_and_grad_an_operation_is_what_it_is_made_of(d, method, monkeypatch):
+    monkeypatch.setattr(Plan, "brute", False)
+    y, w, candidates = jnp.asarray(rng.integers(0, 2, N)), jnp.asarray(rng.normal(size=P)), jnp.ones((2, P))
+
+    def f(w, scale):
+        return jnp.sum(log_prob(d(scale * (X @ w)), y))
+
+    batched = lambda w: jax.vmap(lambda s: f(w, s))(jnp.arange(3.0)).sum()
+    slope = lambda w: jax.grad(f, argnums=1)(w, 0.5)
+    for g in (batched, slope):
+        want = [[g(w.at[e].set(1.0)) - g(w) for e in range(P)]] * 2
+        np.testing.assert_allclose(
+            legrad.single_site_differences(g, w, candidates, method), want, rtol=1e-8, atol=1e-9
+        )
+
+
+def test_explain_names_the_line_of_a_poisson():
+    f, x = COUNT_FUNCTIONS["log-linear"]
+    (row,) = legrad.explain(f, x).of("legrad_poisson_log")
+    assert row.line

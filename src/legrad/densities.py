@@ -129,21 +129,38 @@ def poisson_log(log_rate: Array, value: Array) -> Array:
 
 
 def _poisson(d: Any, value: Array) -> Array:
-    dtype = jnp.result_type(d.rate, float)
-    rate, value = jnp.broadcast_arrays(d.rate, value)
-    return poisson(rate.astype(dtype), value.astype(dtype))
+    dtype = jnp.promote_types(jnp.result_type(d.rate), jnp.result_type(float))  # counts are large numbers
+    rate, value, inside = jnp.broadcast_arrays(d.rate, *_inside(d, value))
+    return _or_impossible(d, inside, poisson(rate.astype(dtype), value.astype(dtype)))
+
+
+def _inside(d: Any, value: Array) -> tuple[Array, Array]:
+    """Data with 0 in the place of what NumPyro would refuse, and which were not."""
+    if not d._validate_args:
+        return value, jnp.ones((), bool)
+    inside = d._validate_sample(value)  # it warns where it can see the data
+    return jnp.where(inside, value, 0), inside
+
+
+def _or_impossible(d: Any, inside: Array, log_p: Array) -> Array:
+    return jnp.where(inside, log_p, -jnp.inf) if d._validate_args else log_p
 
 
 CATEGORICAL = (CategoricalLogits, CategoricalProbs, OffsetCategorical)
 
 
-def categories(d: Any) -> np.ndarray:
-    """The values of a categorical as constants, on a leading axis; those of its batch have length 1."""
+class Categories(np.ndarray):
+    """All values of a categorical on a leading axis: constants, so that log p of them needs no look-up."""
+
+
+def categories(d: Any) -> Categories:
+    """The values of a categorical; the axes of its batch have length 1."""
     size = jnp.shape(d.probs if isinstance(d, CategoricalProbs) else d.logits)[-1]
-    return np.arange(size).reshape(-1, *(1,) * len(d.batch_shape)) + getattr(d, "low", 0)
+    values = np.arange(size).reshape(-1, *(1,) * len(d.batch_shape)) + getattr(d, "low", 0)
+    return values.view(Categories)
 
 
-@partial(operation, elementwise=False)
+@partial(operation, fits=lambda logits, value, out: logits[:-1] == value == out)
 def categorical_logits(logits: Array, value: Array) -> Array:
     """log p of data, classes on the last axis of the logits."""
     log_p = logits - logsumexp(logits, axis=-1, keepdims=True)
@@ -151,19 +168,24 @@ def categorical_logits(logits: Array, value: Array) -> Array:
 
 
 def _categorical(d: Any, value: Any) -> Array:
-    """Asked for all categories at once, as constants, there is nothing to look up, nor to scatter in the gradient."""
-    if not isinstance(value, np.ndarray) or not np.array_equal(value.ravel(), categories(d).ravel()):
-        if not isinstance(d, CategoricalLogits) or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
-            return d.log_prob(value)
-        shape = jnp.broadcast_shapes(jnp.shape(value), d.batch_shape)
-        logits = jnp.asarray(d.logits, jnp.result_type(d.logits, float))
-        return categorical_logits(
-            jnp.broadcast_to(logits, (*shape, logits.shape[-1])), jnp.broadcast_to(value, shape)
-        )
+    if isinstance(value, Categories):
+        return _of_all(d, value.ndim)
+    if not isinstance(d, CategoricalLogits) or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+        return d.log_prob(value)
+    value, inside = _inside(d, value)
+    shape = jnp.broadcast_shapes(jnp.shape(value), d.batch_shape)
+    logits = jnp.asarray(d.logits, jnp.result_type(d.logits, float))
+    logits = jnp.broadcast_to(logits, (*shape, logits.shape[-1]))
+    return _or_impossible(d, inside, categorical_logits(logits, jnp.broadcast_to(value, shape)))
+
+
+def _of_all(d: Any, rank: int) -> Array:
+    """log p of every category on a leading axis, with so many axes in all."""
     log_p = jnp.asarray(d.logits)
     if not isinstance(d, CategoricalProbs):
         log_p = log_p - logsumexp(log_p, axis=-1, keepdims=True)
-    return jnp.moveaxis(log_p, -1, 0).reshape(len(value), *(1,) * (value.ndim - log_p.ndim), *log_p.shape[:-1])
+    log_p = jnp.moveaxis(log_p, -1, 0)
+    return log_p.reshape(len(log_p), *(1,) * (rank - log_p.ndim), *log_p.shape[1:])
 
 
 FORMS: dict[type, Callable[[Any, Array], Array]] = {

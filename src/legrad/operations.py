@@ -6,22 +6,24 @@ for it: what the function means is plain there, and lost among the primitives th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+Shape = tuple[int, ...]
 OPERATIONS: dict[str, Callable[..., jax.Array]] = {}
 ELEMENTWISE: set[str] = set()
+_FITS: dict[str, Callable[..., bool]] = {}
 
 
-def operation(fn: Callable[..., jax.Array], *, elementwise: bool = True) -> Callable[..., jax.Array]:
+def operation(fn: Callable[..., jax.Array], *, fits: Callable[..., bool] | None = None) -> Callable[..., jax.Array]:
     """A function of arrays as an operation with the function's name.
 
     Args:
-        fn: the function.
-        elementwise: whether its operands and its result have one shape, and each number of the result comes from
-            the numbers in the same place.
+        fn: the function; elementwise, of operands of one shape, unless `fits` says what else it is.
+        fits: whether the shapes of operands and result are those of one call: under `vmap` they would be others.
     """
 
     def named(*operands: jax.Array) -> jax.Array:
@@ -29,18 +31,22 @@ def operation(fn: Callable[..., jax.Array], *, elementwise: bool = True) -> Call
 
     named.__name__ = named.__qualname__ = name = f"legrad_{fn.__name__}"
     OPERATIONS[name] = fn
-    if elementwise:
+    if fits is None:
         ELEMENTWISE.add(name)
+    arity = len(inspect.signature(fn).parameters)
+    _FITS[name] = lambda *shapes: len(shapes) == arity + 1 and (fits(*shapes) if fits else len(set(shapes)) == 1)
     return jax.jit(named)
 
 
-def inside(eqn: Any) -> tuple[Any, list[Any]]:
-    """The program of an operation, and its constants."""
-    program = eqn.params["jaxpr"]
-    return program.jaxpr, list(program.consts)
+def inside(eqn: Any) -> Any:
+    """The program of an operation."""
+    return eqn.params["jaxpr"]
 
 
 def name_of(eqn: Any) -> str:
     """The name of a primitive or operation."""
     inner = str(eqn.params.get("name", "")) if eqn.primitive.name == "jit" else ""
-    return inner if inner in OPERATIONS else str(eqn.primitive.name)
+    if inner not in OPERATIONS:
+        return str(eqn.primitive.name)
+    shapes = [tuple(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)]
+    return inner if _FITS[inner](*shapes) else str(eqn.primitive.name)

@@ -86,7 +86,7 @@ def _rule(eqn: Any, operands: list[Seen]) -> list[Seen]:
         return _fold(eqn, operands)  # type: ignore[arg-type]
     name = name_of(eqn)
     if name in OPERATIONS and name not in ELEMENTWISE_OPERATIONS:
-        return interpret(*inside(eqn), operands, _rule, _lift)
+        return interpret(inside(eqn).jaxpr, inside(eqn).consts, operands, _rule, _lift)
     results = (_elementwise if name in OPERATIONS else RULES.get(name, _everything))(eqn, operands)
     for box, var in zip(results, eqn.outvars, strict=True):
         # A rule that gets a shape wrong could claim independence that is not there.

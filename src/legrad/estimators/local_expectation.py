@@ -128,7 +128,7 @@ class LocalExpectation(Estimator):
         values, weights, kind = support.must_have_candidates(base, self.nodes, self.window)
         common = support.common_values(base) if len(values) > 2 and self.method != "brute" else None
         if common is not None:
-            # Of a cheap change one more is computed, in vain; no element has to look for its own.
+            # The pivot's own value is among them, one change for nothing; but all elements have the same candidates.
             return Cut(common, weights, "common", None)
         if kind == "finite":
             at = jnp.argmax(values == pivot, axis=0)

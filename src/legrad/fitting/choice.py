@@ -42,7 +42,8 @@ STEPS, LOOKS = 50, 8  # of the first candidate, in whose time the others run; ho
 DRAWS = 16  # of the ELBO, and gradients at the end
 AVERAGED = 10  # gradients that a step with momentum goes by
 CLEARLY = 1.2  # times less noise than the first candidate
-LATE, MOST = 1.4, 0.9  # times the seconds of another to the same ELBO: this share of what was gained
+LATE = 1.4  # times the seconds of the fastest to the same ELBO: out
+MOST = 0.9  # of what a candidate gained: the ELBO that it is timed to
 _TURN = 0.01  # seconds of a call that is timed
 
 Run = Callable[[Any, jax.Array, int], tuple[Any, Any]]
@@ -129,10 +130,11 @@ def choose(
     seconds = _seconds(runs, state, key)
     budget = STEPS * seconds["0"]
     courses = {name: _course(one, state, key, seconds[name], budget, elbos) for name, one in runs.items()}
-    place = courses["0"].state
+    place = max(courses.values(), key=lambda course: course.looks[-1].gain).state
     noise = _noise({name: [one(place, k, 1)[1] for k in keys] for name, one in runs.items()})
     late = _lateness(courses)
-    scores = {name: seconds[name] * noise[name] for name in runs if late[name] <= LATE}
+    in_time = LATE * min(late.values())  # curves may cross, and each be later than another somewhere
+    scores = {name: seconds[name] * noise[name] for name in runs if late[name] <= in_time}
     best = min(scores, key=scores.__getitem__)
     stays = "0" in scores and scores["0"] <= CLEARLY * scores[best]
     return found[0] if stays else found[int(best)]
@@ -158,7 +160,7 @@ class Look(NamedTuple):
 
 
 class Course(NamedTuple):
-    """Where a candidate ended, and what was seen on the way."""
+    """Where a candidate ended, and what was seen on the way; a gain of −∞ is no number."""
 
     state: Any
     looks: list[Look]
@@ -173,8 +175,8 @@ def _course(one: Run, state: Any, key: jax.Array, step: float, budget: float, el
             break
         state, _ = one(state, jax.random.fold_in(key, look), each)
         gains = elbos(state[0]) - start  # with the same noise
-        error = jnp.std(gains, ddof=1) / len(gains) ** 0.5
-        looks.append(Look(looks[-1].seconds + each * step, float(jnp.mean(gains)), float(error)))
+        gain, error = float(jnp.mean(gains)), float(jnp.std(gains, ddof=1) / len(gains) ** 0.5)
+        looks.append(Look(looks[-1].seconds + each * step, gain if math.isfinite(gain) else -math.inf, error))
     return Course(state, looks)
 
 
@@ -185,14 +187,14 @@ def _lateness(courses: Mapping[str, Course]) -> dict[str, float]:
     """
 
     def reached(course: Course, target: float) -> float:
-        for a, b in pairwise(course.looks):
+        for a, b in pairwise(look for look in course.looks if math.isfinite(look.gain)):
             if b.gain >= target:
                 return a.seconds + (b.seconds - a.seconds) * (target - a.gain) / (b.gain - a.gain)
         return math.inf
 
     late = {}
     for name, course in courses.items():
-        best = max((look for look in course.looks if math.isfinite(look.gain)), key=lambda look: look.gain)
+        best = max(course.looks, key=lambda look: look.gain)
         target = MOST * best.gain
         fastest = min(reached(other, target) for other in courses.values())
         late[name] = reached(course, target) / fastest if best.gain > 3 * best.error else 1.0
@@ -206,7 +208,8 @@ def _noise(draws: Mapping[str, list[Any]]) -> dict[str, float]:
         each = [[g.astype(float) for g in jax.tree.leaves(gradient)] for gradient in gradients]
         mean = [sum(parts) / len(each) for parts in zip(*each, strict=True)]
         apart = [_square([g - m for g, m in zip(one, mean, strict=True)]) for one in each]
-        squares[name], variances[name] = _square(mean), sum(apart) / (len(each) - 1)
+        variance = sum(apart) / (len(each) - 1)
+        squares[name], variances[name] = _square(mean), variance if math.isfinite(variance) else math.inf
     calm = min(variances, key=variances.__getitem__)  # all have the same mean: it is known best from this one
     exact = max(0.0, squares[calm] - variances[calm] / DRAWS)
     return {name: exact + variance / AVERAGED for name, variance in variances.items()}

@@ -92,7 +92,7 @@ def _check(x: Any, candidates: Any, method: str) -> None:
         if len(got) != 1 + len(shape) or any(g not in (1, n) for g, n in zip(got[1:], shape, strict=True)):
             raise ValueError(
                 f"the candidates of {name} have shape {got}: expected {('K', *shape)}, an array of "
-                f"{name}'s shape for each of K candidates"
+                f"{name}'s shape for each of K candidates; an axis may have length 1 instead"
             )
         if not np.can_cast(jnp.result_type(values), jnp.result_type(leaf), "same_kind"):
             raise ValueError(

@@ -15,7 +15,7 @@ from legrad import _compat
 from legrad.densities import poisson_log
 from legrad.interpreter import interpret
 from legrad.known import read
-from legrad.operations import name_of
+from legrad.operations import inside, name_of
 
 
 class Op(NamedTuple):
@@ -136,7 +136,8 @@ class Program:
         other = self._other_form(eqn, operands)
         if other is not None:
             program, inputs = other
-            return interpret(program.jaxpr, program.consts, inputs, self._append, self._constant, self._enter)
+            with self._enter(eqn):
+                return interpret(program.jaxpr, program.consts, inputs, self._append, self._constant, self._enter)
         operands = self._parts(eqn, operands)
         op = Op(eqn, tuple(operands), tuple(self._number(v.aval) for v in eqn.outvars), self._around)
         if not self._varying.isdisjoint(operands):
@@ -149,7 +150,7 @@ class Program:
         """What an operation is better made of here, and the operands of that."""
         name = name_of(eqn)
         if name == "legrad_categorical_logits" and operands[1] in self._varying:
-            return eqn.params["jaxpr"], operands  # a class that changes is a look-up
+            return inside(eqn), operands  # a class that changes is a look-up
         rate = self._made.get(operands[0]) if name == "legrad_poisson" else None
         if rate is not None and rate.name == "exp":
             log_rate = rate.inputs[0]

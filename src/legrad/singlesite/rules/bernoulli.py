@@ -32,7 +32,7 @@ _FACTORS = 16
 
 
 def _room(dtype: Any) -> float:
-    """So far changes may go: e^Δ has to bring back what σ(z) has of z, which is nothing near the smallest number."""
+    """How large changes may be: where σ(z) is below the smallest number, so zero, e^Δ must not bring it back."""
     return 0.75 * math.log(float(jnp.finfo(dtype).max))
 
 

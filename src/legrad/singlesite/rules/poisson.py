@@ -1,7 +1,7 @@
 """Counts whose log-rate changes: log p = y η − e^η − log y!, a part that is linear in the change and one that is not.
 
-Apart, the first costs a product of matrices and the second is summed in passing. They do not cancel each other, as
-the two parts of a Bernoulli would.
+Apart, the first costs a product of matrices and the second is summed in passing. With large weights they do not
+cancel each other, as the two parts of a Bernoulli would.
 """
 
 from __future__ import annotations
