@@ -180,6 +180,7 @@ def draw() -> None:
         axes.plot([min(ratios.values()), max(ratios.values())], [i, i], color="#d5d8dc", linewidth=1, zorder=1)
         for method, ratio in ratios.items():
             mark = "*" if method == HAND else marks.get(method, "o" if method == OURS else "D")
+            mark = "P" if method.endswith("pivots") else mark
             face = "white" if method == HAND or there[method].get("elsewhere") else _colour(method)
             style = {"markersize": 9 if mark in "*o" else 6, "color": _colour(method), "markerfacecolor": face}
             (seen[method],) = axes.plot(ratio, i, mark, zorder=3, linestyle="none", **style)
