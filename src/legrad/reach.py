@@ -22,7 +22,7 @@ import numpy as np
 from legrad import _compat
 from legrad.interpreter import interpret
 from legrad.operations import ELEMENTWISE as ELEMENTWISE_OPERATIONS
-from legrad.operations import OPERATIONS, inside, name_of
+from legrad.operations import name_of
 from legrad.primitives import ELEMENTWISE
 
 EMPTY = np.iinfo(np.int32).max
@@ -85,9 +85,7 @@ def _rule(eqn: Any, operands: list[Seen]) -> list[Seen]:
     if all(isinstance(x, Constant) for x in operands):
         return _fold(eqn, operands)  # type: ignore[arg-type]
     name = name_of(eqn)
-    if name in OPERATIONS and name not in ELEMENTWISE_OPERATIONS:
-        return interpret(inside(eqn).jaxpr, inside(eqn).consts, operands, _rule, _lift)
-    results = (_elementwise if name in OPERATIONS else RULES.get(name, _everything))(eqn, operands)
+    results = (_elementwise if name in ELEMENTWISE_OPERATIONS else RULES.get(name, _everything))(eqn, operands)
     for box, var in zip(results, eqn.outvars, strict=True):
         # A rule that gets a shape wrong could claim independence that is not there.
         assert isinstance(box, Constant) or box.shape[1:] == var.aval.shape, (name, box.shape)
@@ -196,6 +194,13 @@ def _reduce(eqn: Any, operands: list[Seen]) -> list[Seen]:
     return [reduce(np.minimum, parts) for _ in eqn.outvars]
 
 
+def _categorical(eqn: Any, operands: list[Seen]) -> list[Seen]:
+    """A datum sees the logits of its classes, and itself."""
+    logits, value = operands
+    parts = [] if isinstance(logits, Constant) else [logits.min(axis=-1, initial=EMPTY)]
+    return [reduce(np.minimum, [*parts, *([] if isinstance(value, Constant) else [value])])]
+
+
 def _cumulative(eqn: Any, operands: list[Seen]) -> list[Seen]:
     x, axis = _some(operands), eqn.params["axis"] + 1
     x = np.flip(x, axis) if eqn.params["reverse"] else x
@@ -292,6 +297,7 @@ RULES: dict[str, Callable[[Any, list[Seen]], list[Seen]]] = {
     "split": _split,
     "pad": _pad,
     "sort": _sort,
+    "legrad_categorical_logits": _categorical,
     "dot_general": _dot_general,
     "gather": _gather,
 }
