@@ -20,7 +20,7 @@ example: $(VENV)/.demo
 	$(BIN)/python examples/spike_and_slab.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
