@@ -9,6 +9,7 @@ import pytest
 import legrad
 from legrad.densities import log_prob
 from legrad.singlesite import rules
+from legrad.singlesite.plan import Plan
 from legrad.singlesite.program import Program
 from legrad.singlesite.rules import bernoulli
 
@@ -202,3 +203,26 @@ def test_a_batch_decides_together(far):
     np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-8)
     program = str(jax.make_jaxpr(jax.vmap(one, (None, 0)))(W[0], xs))
     assert "cond" in program
+
+
+@pytest.mark.parametrize("values", ["hard", "soft", "integers"])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("summed", [True, False])
+def test_listed_places(values, scale, summed, monkeypatch):
+    """A matrix that is mostly zeros: log p changes at the rows that a weight touches."""
+    rng = np.random.default_rng(3)
+    monkeypatch.setattr(Plan, "brute", False)
+    X = np.where(rng.random((400, 12)) < 0.1, scale * rng.normal(size=(400, 12)), 0.0)
+    y = rng.random(400) if values == "soft" else rng.random(400) < 0.5
+    y = jnp.asarray(y, int if values == "integers" else float)
+    w = jnp.asarray(rng.normal(size=12))
+    candidates = w + jnp.asarray([-1.0, 0.0, 2.0])[:, None]
+
+    def f(w):
+        each = log_prob(dist.Bernoulli(logits=X @ w), y)
+        return jnp.sum(each) if summed else jnp.sum(jnp.tanh(each))
+
+    touched = {row.structure for row in legrad.explain(f, w).rows if "bernoulli" in row.primitive}
+    assert touched == {"sparse"}
+    got, want = (legrad.single_site_differences(f, w, candidates, method) for method in ("auto", "brute"))
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9 * scale)
