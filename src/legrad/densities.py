@@ -130,20 +130,20 @@ def poisson_log(log_rate: Array, value: Array) -> Array:
 
 def _poisson(d: Any, value: Array) -> Array:
     dtype = jnp.promote_types(jnp.result_type(d.rate), jnp.result_type(float))  # counts are large numbers
-    rate, value, inside = jnp.broadcast_arrays(d.rate, *_inside(d, value))
-    return _or_impossible(d, inside, poisson(rate.astype(dtype), value.astype(dtype)))
+
+    def log_p(value: Array) -> Array:
+        rate, value = jnp.broadcast_arrays(d.rate, value)
+        return poisson(rate.astype(dtype), value.astype(dtype))
+
+    return _checked(d, value, log_p)
 
 
-def _inside(d: Any, value: Array) -> tuple[Array, Array]:
-    """Data with 0 in the place of what NumPyro would refuse, and which were not."""
+def _checked(d: Any, value: Array, log_p: Callable[[Array], Array]) -> Array:
+    """log p of data, −∞ for those that NumPyro would refuse; 0 stands in for them, as log p may be NaN there."""
     if not d._validate_args:
-        return value, jnp.ones((), bool)
+        return log_p(value)
     inside = d._validate_sample(value)  # it warns where it can see the data
-    return jnp.where(inside, value, 0), inside
-
-
-def _or_impossible(d: Any, inside: Array, log_p: Array) -> Array:
-    return jnp.where(inside, log_p, -jnp.inf) if d._validate_args else log_p
+    return jnp.where(inside, log_p(jnp.where(inside, value, 0)), -jnp.inf)
 
 
 CATEGORICAL = (CategoricalLogits, CategoricalProbs, OffsetCategorical)
@@ -172,11 +172,15 @@ def _categorical(d: Any, value: Any) -> Array:
         return _of_all(d, value.ndim)
     if not isinstance(d, CategoricalLogits) or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
         return d.log_prob(value)
-    value, inside = _inside(d, value)
-    shape = jnp.broadcast_shapes(jnp.shape(value), d.batch_shape)
     logits = jnp.asarray(d.logits, jnp.result_type(d.logits, float))
-    logits = jnp.broadcast_to(logits, (*shape, logits.shape[-1]))
-    return _or_impossible(d, inside, categorical_logits(logits, jnp.broadcast_to(value, shape)))
+
+    def log_p(value: Array) -> Array:
+        shape = jnp.broadcast_shapes(jnp.shape(value), d.batch_shape)
+        return categorical_logits(
+            jnp.broadcast_to(logits, (*shape, logits.shape[-1])), jnp.broadcast_to(value, shape)
+        )
+
+    return _checked(d, value, log_p)
 
 
 def _of_all(d: Any, rank: int) -> Array:

@@ -38,11 +38,6 @@ def operation(fn: Callable[..., jax.Array], *, fits: Callable[..., bool] | None 
     return jax.jit(named)
 
 
-def inside(eqn: Any) -> Any:
-    """The program of an operation."""
-    return eqn.params["jaxpr"]
-
-
 def name_of(eqn: Any) -> str:
     """The name of a primitive or operation."""
     inner = str(eqn.params.get("name", "")) if eqn.primitive.name == "jit" else ""

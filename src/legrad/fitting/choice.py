@@ -91,14 +91,13 @@ def choose(
     if len(found) == 1:
         return found[0]
 
-    def problem_at(unconstrained: Any) -> Problem:
-        params = parameters.constrain(unconstrained) | given.plates
-        return Problem(model, guide, params, given.args, given.kwargs)
-
     @jax.jit
     def elbos(unconstrained: Any) -> jax.Array:
+        params = parameters.constrain(unconstrained) | given.plates
+        problem = Problem(model, guide, params, given.args, given.kwargs)
+
         def one(key: jax.Array) -> jax.Array:
-            problem, noise = problem_at(unconstrained), Noise(*jax.random.split(key))
+            noise = Noise(*jax.random.split(key))
             return problem.evaluate({}, noise, pivot=problem.draw(noise)).total()
 
         return jax.lax.map(one, keys)

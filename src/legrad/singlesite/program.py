@@ -15,7 +15,7 @@ from legrad import _compat
 from legrad.densities import poisson_log
 from legrad.interpreter import interpret
 from legrad.known import read
-from legrad.operations import inside, name_of
+from legrad.operations import name_of
 
 
 class Op(NamedTuple):
@@ -150,7 +150,7 @@ class Program:
         """What an operation is better made of here, and the operands of that."""
         name = name_of(eqn)
         if name == "legrad_categorical_logits" and operands[1] in self._varying:
-            return inside(eqn), operands  # a class that changes is a look-up
+            return eqn.params["jaxpr"], operands  # a class that changes is a look-up
         rate = self._made.get(operands[0]) if name == "legrad_poisson" else None
         if rate is not None and rate.name == "exp":
             log_rate = rate.inputs[0]
