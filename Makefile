@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo reproduce example test lint types format test-matrix bench bench-likelihoods bench-mnist bench-overhead bench-single-site \
+.PHONY: demo reproduce example test lint types format test-matrix bench bench-growth bench-likelihoods bench-mnist bench-overhead bench-single-site \
 	bench-survival bench-data bench-torch trust clean
 
 demo: $(VENV)/.demo
@@ -52,6 +52,10 @@ bench-overhead: $(VENV)/.demo
 # One-element changes against hand-written code and brute force; LEGRAD_DATA holds mnist/, else digits are synthetic.
 bench-single-site: $(VENV)/.demo
 	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/single_site.py
+
+# A step, setting up and memory from 10^4 to 10^6 elements, each size in a process of its own.
+bench-growth: $(VENV)/.demo
+	$(BIN)/python benchmarks/growth.py
 
 # Likelihoods with forms of their own against NumPyro's and against hand-written code.
 bench-likelihoods: $(VENV)/.demo

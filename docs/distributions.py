@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from numpyro.distributions import TransformedDistribution
+
 from legrad.quadrature import QUADRATURE, REFUSED, THROUGH_BASE
 from legrad.support import COUNTS
 
@@ -31,7 +33,8 @@ def page() -> str:
         "",
         "Admitted where the gradients of E[x], E[x²] and the entropy are within 2% with the nodes below, which are "
         "what `nodes=5` stands for; asking for two more adds two. The last column says for which parameters that was "
-        "checked (`tests/test_quadrature.py`). Outside of them `legrad.quadrature_error` tells.",
+        "checked (`tests/test_quadrature.py`). Outside of them `fit` and "
+        "`result.diagnose` say so, and `legrad.quadrature_error` tells how much.",
         "",
         "| distribution | nodes | within 2% for |",
         "|---|---|---|",
@@ -48,7 +51,7 @@ def page() -> str:
         "| distribution | why |",
         "|---|---|",
     ]
-    lines += [f"| {f.__name__} | {why} |" for f, why in sorted_by_name(REFUSED)]
+    lines += [f"| {f.__name__} | {why}{instead(f)} |" for f, why in sorted_by_name(REFUSED)]
     lines += [
         "",
         "Distributions without scalar elements (MultivariateNormal, Dirichlet, flows) and all that have no rule are "
@@ -56,6 +59,13 @@ def page() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def instead(family) -> str:
+    """What is left for a family that NumPyro cannot reparameterize."""
+    if family.reparametrized_params or issubclass(family, TransformedDistribution):
+        return ""
+    return '; NumPyro cannot reparameterize it: choose `sites={"name": "score"}`'
 
 
 def sorted_by_name(table):

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 HERE = Path(__file__).parent
 KEPT = HERE / "results" / "peers.json"
 TORCH = HERE / "results" / "peers_torch.json"
-OURS, HAND = "LeGrad", "LeGrad by hand"
+OURS, HAND = "LeGrad", " by hand"
 COLOURS = {
     "LeGrad": "#c0392b",
     "ReGrad": "#2471a3",
@@ -93,14 +93,14 @@ def _table(row: dict) -> list[str]:
     focus = sorted({key for r in there.values() for key in r if key.startswith("variance of ")})
     head = ["method", "variance", *focus, "ms", "efficiency", f"to the ELBO after {row['steps']} steps"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    fair = {name: r for name, r in there.items() if name != HAND}
+    fair = {name: r for name, r in there.items() if not name.endswith(HAND)}
     best = {
         key: min((r[key] for r in fair.values() if key in r), default=None) for key in ("variance", "seconds", *focus)
     }
     most = max(r["efficiency"] for r in fair.values())
     first = min((s for r in fair.values() if (s := _to(r)) is not None), default=None)
     for name, r in sorted(there.items(), key=lambda item: -item[1]["efficiency"]):
-        counts = name != HAND
+        counts = not name.endswith(HAND)
         cells = [name + (" †" if r.get("elsewhere") else "")]
         cells += [_bold(f"{r[k]:.3g}", counts and r[k] == best[k]) if k in r else "" for k in ("variance", *focus)]
         cells.append(_bold(f"{1e3 * r['seconds']:.3g}", counts and r["seconds"] == best["seconds"]))
@@ -120,7 +120,7 @@ def _summary(rows: dict) -> str:
     """Who wins where, in efficiency and in time to the ELBO."""
     efficient, fast = [], []
     for row in rows.values():
-        fair = {name: r for name, r in row["estimators"].items() if name != HAND}
+        fair = {name: r for name, r in row["estimators"].items() if not name.endswith(HAND)}
         most = max(fair, key=lambda name: fair[name]["efficiency"])
         reached = {name: s for name, r in fair.items() if (s := _to(r)) is not None}
         first = min(reached, key=reached.get) if reached else OURS
@@ -179,9 +179,9 @@ def draw() -> None:
         ratios = {method: r["efficiency"] / there[OURS]["efficiency"] for method, r in there.items()}
         axes.plot([min(ratios.values()), max(ratios.values())], [i, i], color="#d5d8dc", linewidth=1, zorder=1)
         for method, ratio in ratios.items():
-            mark = "*" if method == HAND else marks.get(method, "o" if method == OURS else "D")
+            mark = "*" if method.endswith(HAND) else marks.get(method, "o" if method == OURS else "D")
             mark = "P" if method.endswith("pivots") else mark
-            face = "white" if method == HAND or there[method].get("elsewhere") else _colour(method)
+            face = "white" if method.endswith(HAND) or there[method].get("elsewhere") else _colour(method)
             style = {"markersize": 9 if mark in "*o" else 6, "color": _colour(method), "markerfacecolor": face}
             (seen[method],) = axes.plot(ratio, i, mark, zorder=3, linestyle="none", **style)
     axes.axvline(1.0, color=COLOURS[OURS], linewidth=1, linestyle=(0, (3, 3)), zorder=2)

@@ -48,15 +48,33 @@ def plain(kinds: str, grow: Callable = longest, rank: int = 0, same: bool = Fals
     declare(kinds, grow, rank, same, **{k: lambda p, c, *a, fn=fn: fn for k, fn in functions.items()})
 
 
-class Const:
-    """The constants of one step, drawn from the program's seed and the step's position."""
+MAGNITUDES = (0, 0, 0, 1, -3, -6, -9, -12, -30, 3, 6, 9, 12, 30)  # powers of ten
 
-    def __init__(self, *seed: int):
-        self.rng = np.random.default_rng(seed)
+
+class Const:
+    """The constants of one step, drawn from the program's seed and the step's position.
+
+    Hard ones have any magnitude from 1e-30 to 1e30, some are infinite, and all are the same in float32 and float64.
+    """
+
+    def __init__(self, *seed: int, hard: bool = False):
+        self.rng, self.hard = np.random.default_rng(seed), hard
 
     def __call__(self, shape: tuple = (), like=None) -> jax.Array:
         dtype = np.float32 if like is not None and like.dtype == np.float32 else np.float64
-        return jnp.asarray(np.clip(self.rng.normal(size=shape), -2, 2), dtype)
+        numbers = np.clip(self.rng.normal(size=shape), -2, 2)
+        if self.hard:
+            numbers = np.float32(numbers * 10.0 ** self.rng.choice(MAGNITUDES))
+            numbers = np.where(self.rng.random(shape) < 0.02, np.float32(np.inf) * np.sign(numbers), numbers)
+        return jnp.asarray(numbers, dtype)
+
+    def large(self) -> float:
+        """Minus what a mask holds where it is closed."""
+        return float(self.rng.choice([1e3, 1e6, 1e9, 1e12, 1e30, np.inf]))
+
+    def small(self) -> float:
+        """What keeps a rate above zero."""
+        return float(np.float32(self.rng.choice([1e-3, 1e-5, 1e-7, 1e-9, 1e-12, 1e-30])))
 
     def ints(self, high: int, *shape: int) -> jax.Array:
         return jnp.asarray(self.rng.integers(0, high, size=shape))
@@ -348,6 +366,46 @@ declare("zz", bounded, same=True, lookup_pair=lambda p, c, z, y: using(pair, c((
 declare("nz", rank=1, window=lambda p, c, a, z: using(window, p(range(1, a.shape[0] + 1))))
 declare("nz", rank=1, write=lambda p, c, a, z: using(write, c((1, *a.shape[1:]))))
 plain("nz", rank=1, take=lambda x, z: x[jnp.clip(number(z), 0, len(x) - 1)])
+
+
+# ---- masks and small rates ----
+closed = lambda x, m, big: jnp.where(m, x, -np.asarray(big, x.dtype)).astype(x.dtype)
+
+
+def mask(p, c, a, z):
+    """Numbers that count only where a latent says so, as the logits of a mixture."""
+    big, value = c.large(), p((0, 1))
+    return lambda x, z: closed(x, jnp.equal(number(z), value).reshape(-1)[0], big)
+
+
+def masked_lse(p, c, z):
+    """A mixture whose components are switched on and off by a latent's last axis."""
+    ll, big = c((5, *z.shape[-1:])), c.large()
+    body = lambda z, ll: jnp.where(number(z)[..., None, :] == 1, 0.0, -np.asarray(big, ll.dtype)) + ll
+    return lambda z: jax.nn.logsumexp(body(z, ll), axis=-1)
+
+
+def log_rate(p, c, z):
+    """Counts whose rate is a sum of causes and a small leak."""
+    W, eps = jnp.abs(c((z.shape[-1], 4))), c.small()
+    return lambda z: jnp.log(number(z).astype(W.dtype) @ W + np.asarray(eps, W.dtype))
+
+
+def log_sum(p, c, a):
+    i, eps = axis(p, a), c.small()
+    return lambda x: jnp.log(jnp.sum(jnp.square(x), axis=i) + np.asarray(eps, x.dtype))
+
+
+def over(p, c, a):
+    eps = c.small()
+    return lambda x: 1 / (jnp.abs(x) + np.asarray(eps, x.dtype))
+
+
+HARD = ("mask", "masked_lse", "log_rate", "log_sum", "over")
+declare("fz", mask=mask)
+declare("z", rank=1, masked_lse=masked_lse, log_rate=log_rate)
+declare("f", rank=1, log_sum=log_sum)
+declare("f", over=over)
 
 
 # ---- nested programs ----

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -235,3 +237,53 @@ def test_results_are_saved_and_loaded(tmp_path):
     fit(steps=2, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="is not a result but a 'checkpoint'"):
         legrad.load(tmp_path / "checkpoint.legrad")
+
+
+def test_a_result_is_loaded_only_with_its_own_model_and_guide(tmp_path):
+    result = small_fit.fit(steps=5)
+    path = tmp_path / "fit.legrad"
+    result.save(path)
+
+    def guide_of(**shapes):
+        def guide(y):
+            for name, shape in shapes.items():
+                numpyro.param(name, jnp.zeros(shape))
+
+        return guide
+
+    def other(y):
+        small_fit.model(y)
+        numpyro.sample("w", dist.Normal(0.0, 1.0))
+
+    own = {name: np.shape(value) for name, value in result.params.items()}
+    z = next(name for name, shape in own.items() if shape)
+    load = partial(legrad.load, path, args=(small_fit.Y,))
+    load(small_fit.model, guide_of(**own))
+    with pytest.raises(ValueError, match=r"fit\.legrad' is not of this model and guide: it has no parameter 'w_loc'"):
+        load(other, legrad.MeanField(other))
+    with pytest.raises(ValueError, match=f"it has a parameter '{z}', which they do not have.*pass the model"):
+        load(small_fit.model, guide_of(**{k: v for k, v in own.items() if k != z}))
+    with pytest.raises(ValueError, match=rf"'{z}' has the shape \(8,\) in it, and \(9,\) here"):
+        load(small_fit.model, guide_of(**own | {z: (9,)}))
+    with pytest.raises(ValueError, match="no parameter 'w_loc'"):
+        load(guide=legrad.MeanField(other))
+    later = legrad.load(path, other, legrad.MeanField(other))  # without data there is nothing to compare yet
+    with pytest.raises(ValueError, match="no parameter 'w_loc'"):
+        later.on(small_fit.Y)
+    right = legrad.load(path, small_fit.model, legrad.MeanField(small_fit.model)).on(small_fit.Y)
+    key = jax.random.key(1)
+    np.testing.assert_array_equal(right.sample(key, 3)["z"], result.sample(key, 3)["z"])
+
+
+def test_a_file_of_a_newer_version_says_so(tmp_path):
+    path = tmp_path / "fit.legrad"
+    small_fit.fit(steps=5).save(path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"legrad 1 ", b"legrad 12 ", 1))
+    with pytest.raises(
+        ValueError, match=r"newer version of legrad \(format 12; this version reads up to 1\): upgrade"
+    ):
+        legrad.load(path)
+    path.write_bytes(content.replace(b"legrad 1 ", b"legrad x ", 1))
+    with pytest.raises(ValueError, match="no file that legrad wrote"):
+        legrad.load(path)

@@ -60,6 +60,46 @@ def test_the_biased_parameter_is_found_and_no_other(table):
     assert max(z["loc"], z["net.b"]) < 5
 
 
+class Constant(legrad.LocalExpectation):
+    """An honest gradient that is the same at every draw, up to rounding."""
+
+    def loss(self, key, params, *rest):
+        return super().loss(jax.random.key(0), params, *rest) * (1 + 1e-12 * jax.random.normal(key))
+
+
+def test_without_noise_variances_are_not_negative_and_rounding_is_no_bias():
+    """At the optimum of 10,000 data in float32 the gradient is all rounding, of terms that cancel."""
+    with jax.enable_x64(False):
+        y = jnp.asarray(3.0 + 100.0 * np.random.default_rng(0).normal(size=10_000), jnp.float32)
+        target = legrad.log_density(lambda v: -0.5 * (y - v["m"]) ** 2)
+
+        def guide():
+            numpyro.sample("m", dist.Normal(numpyro.param("loc", 0.0), jnp.exp(numpyro.param("log_scale", 0.0))))
+
+        def compared(loc, **other):
+            params = {"loc": loc, "log_scale": jnp.asarray(np.log(0.01), jnp.float32)}
+            exact = {"LeGrad": legrad.LocalExpectation(), "nodes": legrad.LocalExpectation(nodes=7)}
+            return legrad.compare(target, guide, params, exact | other, key=KEY, draws=50)
+
+        at_optimum = compared(y.mean())
+        assert max(r.bias_z for r in at_optimum.rows.values()) < 2
+        for r in at_optimum.rows.values():
+            assert all(np.min(v) >= 0 for v in jax.tree.leaves(r.variances))
+
+        class Off(legrad.LocalExpectation):
+            def loss(self, key, params, *rest):
+                return super().loss(key, params, *rest) * 1.01
+
+        assert compared(y.mean() + 1.0, off=Off())["off"].bias_z > 5  # 1% of a gradient that is no rounding
+
+
+def test_equal_draws_have_no_variance():
+    table = legrad.compare(TARGET, guide, PARAMS, {"a": Constant(), "b": Constant(nodes=7)}, key=KEY, draws=300)
+    for r in table.rows.values():
+        assert all(np.min(v) >= 0 and np.max(v) < 1e-20 for v in jax.tree.leaves(r.variances))
+        assert r.bias_z < 1
+
+
 def test_markdown(table):
     short, long = table.to_markdown().splitlines(), table.to_markdown(per_parameter=True).splitlines()
     assert str(table) == "\n".join(short)

@@ -127,21 +127,6 @@ def test_plot(tmp_path):
     assert len(axes.lines[0].get_xdata()) == 200
 
 
-def test_quadrature_error_sees_what_five_nodes_miss():
-    def guide():
-        numpyro.sample("x", dist.Normal(numpyro.param("m", 0.5), 1.0))
-
-    def fit(f, nodes):
-        target = legrad.log_density(lambda x: f(x["x"]))
-        local = legrad.LocalExpectation(nodes=nodes)
-        return legrad.fit(target, guide, key=KEY, steps=1, estimator=local, progress=False)
-
-    polynomial = legrad.quadrature_error(fit(lambda x: -(x**4), 5))
-    wiggly = legrad.quadrature_error(fit(lambda x: jnp.cos(4 * x), 5))
-    assert polynomial["relative"] < 1e-9 < 0.02 < wiggly["relative"]
-    assert legrad.quadrature_error(fit(lambda x: jnp.cos(4 * x), 25))["m"] < 1e-6
-
-
 def test_numpyro_estimators_can_drive_the_fit():
     def continuous(y):
         m = numpyro.sample("m", dist.Normal(0.0, 1.0))

@@ -5,18 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from legrad.reach import EMPTY, RULES, Program, own_boxes
+from legrad.known import known
+from legrad.reach import EMPTY, RULES, Program, members, own_boxes, own_sets
 
 A = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5)))
 
 PROGRAMS = {
-    # name: (program of x with shape (4, 3), whether the boxes are the exact pattern)
+    # name: (program of x with shape (4, 3), whether what is found is the exact pattern: always, or for sets alone)
     "elementwise": (lambda x: jnp.sin(x) * 2 + x**2, True),
     "scalar broadcast": (lambda x: x + x.sum(), True),
     "reduce": (lambda x: x.sum(axis=1), True),
     "row of a matrix": (lambda x: x @ A, True),
     "transpose and reshape": (lambda x: x.T.reshape(2, 6), True),
-    "roll": (lambda x: x * jnp.roll(x, 1, axis=0), False),  # two rows: an interval
+    "roll": (lambda x: x * jnp.roll(x, 1, axis=0), "sets"),  # two rows: an interval
+    "gather of several": (lambda x: x[jnp.array([[3, 0], [0, 2]])].sum(axis=1), "sets"),
     "slice and concatenate": (lambda x: jnp.concatenate([x[1:3], jnp.ones((1, 3)), x[:1]]), True),
     "reverse": (lambda x: x[::-1], True),
     "pad": (lambda x: jnp.pad(x, ((1, 0), (0, 2))), True),
@@ -31,7 +33,7 @@ PROGRAMS = {
     "where": (lambda x: jnp.where(x > 0, x, 0.0), True),
     "split": (lambda x: jnp.split(x, 2)[1], True),
     "batched product": (lambda x: jnp.einsum("ij,ij->i", x, x), True),
-    "product with itself": (lambda x: x @ x.T, False),
+    "product with itself": (lambda x: x @ x.T, "sets"),
     "triangular solve": (
         lambda x: jax.scipy.linalg.solve_triangular(jnp.eye(4) + jnp.tril(jnp.ones((4, 4))), x, lower=True),
         False,
@@ -62,15 +64,25 @@ def pattern_of_boxes(boxes, shape, out):
     return inside & (lo[0] != EMPTY).reshape(*out, *(1,) * len(shape))
 
 
+def pattern_of_sets(sets, shape, out):
+    if sets is None:
+        return np.zeros((*out, *shape), bool)
+    return members(sets)[..., : np.prod(shape)].reshape(*out, *shape)
+
+
+FORMS = {"boxes": (own_boxes, pattern_of_boxes), "sets": (own_sets, pattern_of_sets)}
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_boxes_hold_the_jacobian(name):
-    program, exact = PROGRAMS[name]
+def test_what_is_seen_holds_the_jacobian(name, form):
+    (program, exact), (own, pattern) = PROGRAMS[name], FORMS[form]
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)))
-    boxes = Program(program, x).reach(own_boxes(x.shape))
+    found = Program(program, x).reach(own(x.shape))
     truth = pattern_of(program, x)
-    claimed = pattern_of_boxes(boxes, x.shape, truth.shape[:-2])
+    claimed = pattern(found, x.shape, truth.shape[:-2])
     assert not np.any(truth & ~claimed), "a dependence was missed"
-    if exact:
+    if exact in (True, form):
         # what lies inside a box but is not touched (relu of a negative number) would be touched elsewhere
         anywhere = truth | pattern_of(program, -x) | pattern_of(program, x + 3)
         assert np.array_equal(claimed, anywhere)
@@ -97,6 +109,37 @@ def test_index_arrays_behind_jit_are_not_trusted():
     assert np.array_equal(found[0], [[0, 0], [-2, -2]])
 
 
+def test_index_arrays_that_are_known_behind_jit_are_read():
+    """As `fit` knows its data: also what the program computes from them, floating-point numbers among them."""
+
+    def look_up(index, shift):
+        def program(x):
+            place = jnp.where(index > 1, index, 0) - jnp.floor(shift).astype(int)
+            return x[place]
+
+        with known([index, shift], [np.array([2, 1]), np.float32(0.5)]):
+            found.append(Program(program, jnp.zeros(3)).reach(own_boxes((3,))))
+        return index
+
+    found = []
+    jax.jit(look_up)(jnp.array([2, 1]), jnp.float32(0.5))
+    assert np.array_equal(found[0], [[2, 0], [-2, 0]])
+
+
+def test_two_latents_are_followed_side_by_side():
+    """The leading axis is nobody's business: each latent has rows of its own there."""
+    x, z = jnp.zeros(3), jnp.zeros(2)
+    of_x, of_z = own_sets(x.shape), own_sets(z.shape)
+    seen = {"x": np.concatenate([of_x, 0 * of_x]), "z": np.concatenate([0 * of_z, of_z])}
+    found = Program(lambda t: t["x"][:2] * t["z"], {"x": x, "z": z}).reach(seen)
+    assert np.array_equal(found, [[1, 2], [1, 2]])
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
+def test_sets_of_many_elements(count):
+    assert np.array_equal(members(own_sets((count,)))[:, :count], np.eye(count, dtype=bool))
+
+
 def test_a_scalar_latent_is_seen():
     assert Program(lambda x: 2 * x, jnp.zeros(())).reach(own_boxes(())) is not None
 
@@ -105,4 +148,4 @@ def test_a_missing_rule_would_be_noticed(monkeypatch):
     """The comparison can fail: claim that a cumulative sum is elementwise."""
     monkeypatch.setitem(RULES, "cumsum", RULES["sin"])
     with pytest.raises(AssertionError, match="missed"):
-        test_boxes_hold_the_jacobian("cumsum")
+        test_what_is_seen_holds_the_jacobian("cumsum", "sets")

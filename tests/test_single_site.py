@@ -54,6 +54,24 @@ def test_differences(method):
     assert np.all(result["unused"] == 0)
 
 
+@pytest.mark.parametrize("method", ["auto", "brute"])
+@pytest.mark.parametrize("site", [legrad.single_site, legrad.single_site_differences])
+def test_numpy_arrays_that_f_looks_up_in(method, site):
+    table = np.array([1.0, 4.0, 9.0, 16.0])
+
+    def f(x):
+        return jnp.sum(x["table"][x["z"]] * jnp.asarray(table)[x["z"]])
+
+    x, candidates = {"z": np.array([1, 3]), "table": table}, {"z": np.array([[0, 2]]), "table": np.zeros((1, 4))}
+    expected = {"z": [[1.0 + 256.0, 16.0 + 81.0]], "table": [[272.0, 256.0, 272.0, 16.0]]}
+    shift = 272.0 if site is legrad.single_site_differences else 0.0
+    result = site(f, x, candidates, method=method)
+    for name, values in expected.items():
+        np.testing.assert_allclose(result[name], np.array(values) - shift, rtol=1e-12)
+    with pytest.raises(TypeError, match=r"jnp\.asarray\(table\)"):
+        site(lambda x: table[x["z"]].sum(), x, candidates, method=method)
+
+
 def test_pytrees_of_scalars_and_one_array():
     x, candidates = jnp.array([1.0, 2.0]), jnp.zeros((1, 2))
     result = legrad.single_site(lambda x: {"sum": x.sum(), "prod": x.prod()}, x, candidates)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from estimators import LEGRAD
 from row import Peer
 from warm import warmed
 
@@ -47,7 +48,7 @@ def logistic(small: bool = False) -> Peer:
         rate,
         steps,
         focus={"log scales": ("log_scale",)},
-        hand=data.by_hand("logistic_numpyro"),
+        hand={LEGRAD: data.by_hand("logistic_numpyro")},
     )
 
 

@@ -1,7 +1,7 @@
 """The estimators of the peers table. All are tried on every problem; one that cannot run says why by itself.
 
 Ours come from `legrad`, REBAR and RELAX from `relaxed.py`, NumPyro's three ELBOs from NumPyro. TraceEnum_ELBO sums
-over the discrete latents of the guide, and needs funsor. Some problems have a plain one-element step written by hand.
+over the discrete latents of the guide, and needs funsor. Some problems have gradients written by hand.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ except ImportError:
     relaxed = None
 
 LEGRAD, REGRAD, DISARM, LOO = "LeGrad", "ReGrad", "DisARM", "leave-one-out, S = 2"
-REBAR, RELAX, HAND = "REBAR", "RELAX", "LeGrad by hand"
+REBAR, RELAX = "REBAR", "RELAX"
+HAND, HAND_DISARM, HAND_LOO = (f"{name} by hand" for name in (LEGRAD, DISARM, LOO))
 MIXED = "LeGrad, continuous by ReGrad"
 TRACE, GRAPH, ENUM = "NumPyro Trace_ELBO", "NumPyro TraceGraph_ELBO", "NumPyro TraceEnum_ELBO"
 UNROLLED = "NumPyro TraceGraph_ELBO, unrolled"
@@ -49,6 +51,7 @@ class Method:
         model: the problem's, or another form of it.
         guide: the same.
         estimator: a NumPyro ELBO; None for a gradient written by hand.
+        hand: that gradient of the loss, as (params, key, args) → gradient.
         numpyro: whether it is NumPyro's, which is then fitted by NumPyro's SVI.
         fitted: whether a fit is timed.
     """
@@ -57,6 +60,7 @@ class Method:
     model: Callable[..., Any]
     guide: Callable[..., Any]
     estimator: Any
+    hand: Callable[..., dict[str, jax.Array]] | None = None
     numpyro: bool = False
     fitted: bool = True
 
@@ -86,8 +90,10 @@ def methods(peer: Peer) -> dict[str, Callable[[], Method]]:
         found[RELAX] = ours(RELAX, lambda: _relax(peer))
     if peer.unrolled is not None:
         found[UNROLLED] = lambda: Method(UNROLLED, *peer.unrolled, TraceGraph_ELBO(), numpyro=True, fitted=False)
-    if peer.hand is not None:
-        found[HAND] = lambda: Method(HAND, peer.model, peer.guide, None, fitted=False)
+    for name, hand in peer.hand.items():
+        found[f"{name} by hand"] = partial(
+            Method, f"{name} by hand", peer.model, peer.guide, None, hand, fitted=False
+        )
     return found
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from estimators import CHOICES, DISARM, GRAPH, LEGRAD, LOO, REGRAD, SCORE
+from estimators import CHOICES, DISARM, GRAPH, HAND_DISARM, HAND_LOO, LEGRAD, LOO, REGRAD, SCORE
 
 BIASED = 6.0  # standard errors
 
@@ -24,6 +24,9 @@ def _of(name: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     def time(other: str) -> float:
         return ours["seconds"] / there[other]["seconds"] if other in there else math.nan
 
+    def by_hand(what: str, name: str, hand: str) -> float:
+        return there[name][what] / there[hand][what] if name in there and hand in there else math.nan
+
     def variance(other: str, what: str = "variance") -> float:
         return there[other][what] / ours[what] if other in there else math.nan
 
@@ -38,11 +41,16 @@ def _of(name: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         return _row(name, what, figure, f"≥ {limit:,g}", figure >= limit)
 
     if name in ("sbn_random", "sbn_trained"):
+        for short, peer, hand in (("DisARM", DISARM, HAND_DISARM), ("leave-one-out", LOO, HAND_LOO)):
+            for what in ("seconds", "variance"):
+                yield at_most(f"{what}, {short} / {short} by hand", by_hand(what, peer, hand), 1.15)
         yield at_most("seconds, LeGrad / DisARM", time(DISARM), 2.5)
         yield at_least("variance, DisARM / LeGrad", variance(DISARM), 50)
         yield at_least("variance, leave-one-out / LeGrad", variance(LOO), 30)
         yield at_least("variance, TraceGraph / LeGrad", variance(GRAPH), 50_000)
-        yield at_least("efficiency, LeGrad / the best of these", efficiency((DISARM, LOO, GRAPH)), 20)
+        yield at_least(
+            "efficiency, LeGrad / the best of these", efficiency((DISARM, LOO, GRAPH, HAND_DISARM, HAND_LOO)), 20
+        )
         if row.get("compiled_share") is not None:
             yield at_least("share of `fit` inside compiled code", row["compiled_share"], 0.95)
     if name == "logistic":

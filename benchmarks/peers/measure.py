@@ -40,8 +40,8 @@ class Gradients:
         self.arrays, rebuild = split_arrays(peer.args)
 
         def gradient(at: Any, key: jax.Array, args: tuple[Any, ...]) -> dict[str, jax.Array]:
-            if method.estimator is None:
-                return jax.tree.map(jnp.negative, peer.hand(parameters.constrain(at), key, args))
+            if method.hand is not None:
+                return jax.tree.map(jnp.negative, method.hand(parameters.constrain(at), key, args))
             return gradient_at(at, key, parameters, method.estimator, method.model, method.guide, args, {})
 
         def run(at: Any, key: jax.Array, steps: jax.Array, rate: jax.Array, arrays: Any) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import by_hand
 import data
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from estimators import DISARM, LEGRAD, LOO
 from row import Peer
 from sbn_data import PIXELS, binary_images, sbn
 from warm import trained
@@ -56,7 +58,7 @@ def _sbn(name: str, how: str, start: dict[str, Any], small: bool) -> Peer:
         rate=0.003,
         steps=50,
         relaxed=True,
-        hand=data.by_hand("sbn"),
+        hand={LEGRAD: data.by_hand("sbn"), DISARM: by_hand.disarm, LOO: by_hand.leave_one_out},
     )
 
 

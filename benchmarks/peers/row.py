@@ -32,7 +32,7 @@ class Peer:
         pivots: a second LeGrad with so many pivots, where the guide has layers.
         unrolled: model and guide in another form with the same parameters, one site for each step of time, in which
             NumPyro sees more of what depends on what.
-        hand: (params, key, args) → the gradient of LeGrad's loss, written by hand.
+        hand: by the name of an estimator, its gradient of the loss written by hand: (params, key, args) → gradient.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Peer:
     relaxed: bool = False
     pivots: int = 1
     unrolled: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-    hand: Callable[..., dict[str, jax.Array]] | None = None
+    hand: Mapping[str, Callable[..., dict[str, jax.Array]]] = field(default_factory=dict)
 
     def guide_parameters(self) -> list[str]:
         """The names of the parameters of the guide: those whose gradient needs an estimator."""

@@ -82,6 +82,20 @@ def run(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
+_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+_SMALL = 100_000  # numbers among the arguments: of a larger program the run counts, not the compiling
+
+
+def jit_once(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.jit` for a program that runs once: a small one is compiled fast rather than to run fast."""
+
+    def run(*args: Any) -> Any:
+        small = sum(np.size(leaf) for leaf in jax.tree.leaves(args)) < _SMALL
+        return jax.jit(f, compiler_options=_QUICK if small and jax.default_backend() == "cpu" else None)(*args)
+
+    return run
+
+
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("jax", "numpyro", "legrad", "flax"))
 
 

@@ -1,9 +1,22 @@
-"""The terms of f that matter to a score: those that the element or a descendant of it touches.
+"""The terms of f that weigh a score: the learning signal of each element.
 
     cost_e = Σ_t term_t · [term t sees element e, directly or through a descendant of e in the guide]
+           + Σ_t term_t · [term t sees one other element j, and all that sees j and others sees e]
 
-A term that sees neither adds noise and nothing else, as the expectation of a score is zero. What a term sees is
-proved from the program (`reach`), down to single elements; where the proof fails the term counts for all.
+The first sum is what the gradient needs. What a term sees is proved from the program (`reach`), down to single
+elements; where the proof fails the term counts for all.
+
+The second is there for its noise, which is not independent of the first's. At the optimum of a factorized guide
+log q(x_j) is log p averaged over everything but x_j, up to a constant: −log q(x_j) and the other terms that see j
+alone cancel what x_j does to log p. That helps where e's own terms hold all that x_j does: the pixels of an image see
+all of its hidden units, so each unit has the image's whole log p − log q as its signal, with half the variance. Where
+they hold a part of it (neighbours in a chain, two causes of one finding) these terms would bring more noise than they
+take, and they stay away.
+
+It is unbiased whatever is in the second sum. A term g that sees neither e nor a descendant of e is independent of x_e
+given e's parents, so E[g · ∇ log q(x_e | pa_e)] = E[E[g | pa_e] · E[∇ log q(x_e | pa_e) | pa_e]] = 0. The expectation
+of that score given all other elements, which `LocalExpectation` takes, times g has the same mean. `DisARM` weighs
+with g at one partner minus g at the other, which is independent of the pair of x_e and has mean zero.
 """
 
 from __future__ import annotations
@@ -11,14 +24,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import stop_gradient
 
+from legrad.adding import add_up
 from legrad.problem import Evaluation
-from legrad.reach import EMPTY, Program, own_boxes
+from legrad.reach import Program, join, join_over, nothing, own_boxes, own_sets
+from legrad.signals import Groups, groups
+
+_SETS = 1 << 26  # elements times numbers of a program up to which it is followed with sets, not boxes
 
 
 def among(fixed: Collection[str], parents: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
@@ -51,6 +70,8 @@ class Costs:
         x: the coordinates of the fixed sites, in ancestral order.
         parents: who is whose parent among them; see `among`.
         evaluate: `evaluate(x)` runs the problem at other coordinates.
+        exact: the sites whose -log q is not among the terms, being replaced by its expectation. It still weighs the
+            scores of other elements, where it sees one element alone; its expectation has no noise to take away.
     """
 
     def __init__(
@@ -58,6 +79,7 @@ class Costs:
         x: Mapping[str, jax.Array],
         parents: Mapping[str, frozenset[str]],
         evaluate: Callable[[dict[str, jax.Array]], Evaluation],
+        exact: Collection[str] = (),
     ) -> None:
         def program(x: dict[str, jax.Array]) -> tuple[dict[str, Any], dict[str, Any]]:
             here = evaluate(x)
@@ -65,63 +87,81 @@ class Costs:
 
         self.x, self.after = dict(x), descendants(parents)
         self.run = program
+        self.exact = [name for name in x if name in exact]
+        self._groups: dict[tuple[str, ...], Groups] = {}
 
-    @cached_property
-    def program(self) -> Program:
-        """The program of all terms, traced when first needed."""
-        return Program(self.run, self.x)
-
-    def of(self, site: str, here: Mapping[str, jax.Array], shape: tuple[int, ...]) -> jax.Array:
-        """cost_e for the elements of one site.
+    def of(self, site: str, here: Evaluation, there: Evaluation | None = None) -> jax.Array:
+        """cost_e for the elements of one site, without a gradient.
 
         Args:
             site: whose elements.
-            here: the terms' values, as `Evaluation.terms` gives them.
-            shape: the shape of the site's elements, that of its elementwise log q.
+            here: the terms' values.
+            there: values to subtract, number by number.
         """
-        total = jnp.zeros(shape)
-        for name, box in self._boxes(site, shape).items():
-            if box is not None:
-                total = total + _add_up(here[name], box, shape)
-        return total
+        if 0 in self._shapes[site]:
+            return jnp.zeros(self._shapes[site])
+        related = {n for n in self.x if n in self.after[site] or site in self.after[n]} - {site}
+        # Given these, what is related would not vary; a site without elements has nothing to say.
+        beside = tuple(n for n in self.x if n not in related and 0 not in self._shapes[n])
+        terms = self._values(here, beside)
+        if there is not None:
+            terms = jax.tree.map(jnp.subtract, terms, self._values(there, beside))
+        found, sizes = self._grouped(beside), {n: max(1, math.prod(self._shapes[n])) for n in beside}
+        begin = sum(sizes[n] for n in beside[: beside.index(site)])
+        cost = add_up(terms, found, slice(begin, begin + sizes[site]), self._shapes[site])
+        own = _filler(site)
+        if own in found.labels:  # it is for others
+            cost = cost - jnp.where(found.labels[own] >= 0, terms[own], 0.0)
+        return cost
 
-    def _boxes(self, site: str, shape: tuple[int, ...]) -> dict[str, np.ndarray | None]:
-        own = own_boxes(jnp.shape(self.x[site]), jnp.ndim(self.x[site]) - len(shape))
-        everything = own.reshape(len(own), math.prod(own.shape[1:])).min(axis=1, initial=EMPTY)
-        seen: dict[str, np.ndarray | None] = dict.fromkeys(self.x) | {site: own}
-        for name in self.x:
-            if name in self.after[site]:
-                # An element of a descendant sees what its own factor sees; among elements that depend on each
-                # other, whatever one sees all may see.
-                box = everything if name in self.after[name] else self.program.reach(seen)[0][name]
-                target = jnp.shape(self.x[name])
-                box = box.reshape(box.shape + (1,) * (len(target) + 1 - box.ndim))
-                seen[name] = np.broadcast_to(box, (len(box), *target))
-        return self.program.reach(seen)[1]
+    def _values(self, here: Evaluation, beside: tuple[str, ...]) -> dict[str, jax.Array]:
+        fillers = {n: here.factors[n] for n in self.exact if n in beside}
+        terms = here.terms() | {_filler(n): -factor.counted(factor.log_prob()) for n, factor in fillers.items()}
+        return {name: stop_gradient(term) for name, term in terms.items()}
+
+    @cached_property
+    def _program(self) -> Program:
+        """The program of all terms, traced when first needed."""
+        return Program(self.run, self.x)
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the sites' elements."""
+        return {name: tuple(log_q.shape) for name, log_q in self._program.shapes[0].items()}
+
+    def _grouped(self, beside: tuple[str, ...]) -> Groups:
+        if beside not in self._groups:
+            rows, factors, terms = self._seen
+            fillers = {_filler(n): factors[n] for n in self.exact if n in beside}
+            seen = {name: found for name, found in {**terms, **fillers}.items() if found is not None}
+            self._groups[beside] = groups(seen, [(rows[n], self._shapes[n]) for n in beside], fillers)
+        return self._groups[beside]
+
+    @cached_property
+    def _seen(self) -> tuple[dict[str, slice], dict[str, Any], dict[str, Any]]:
+        """The rows of each site, and what every factor and every term sees, through descendants, too."""
+        program, shapes = self._program, self._shapes
+        elements = sum(math.prod(shape) for shape in shapes.values())
+        form = own_sets if elements * program.largest() <= _SETS else own_boxes
+        own = {n: form(jnp.shape(z), jnp.ndim(z) - len(shapes[n])) for n, z in self.x.items()}
+        ends = np.cumsum([0, *map(len, own.values())])
+        rows = {n: slice(*between) for n, between in zip(own, pairwise(ends), strict=True)}
+        seen: dict[str, np.ndarray | None] = dict.fromkeys(own)
+        for name, z in self.x.items():
+            here = nothing(np.empty(ends[-1], own[name].dtype), jnp.shape(z))
+            here[rows[name]] = own[name]
+            above = [n for n in self.x if name in self.after[n]]
+            if name in above:
+                for n in above:  # among elements that depend on each other, whatever one sees all may see
+                    everything = join_over(own[n], tuple(range(1, own[n].ndim)))
+                    here[rows[n]] = everything.reshape(-1, *(1,) * jnp.ndim(z))
+            elif above:  # an element of a descendant sees what its own factor sees
+                factor = program.reach(seen)[0][name]
+                if factor is not None:
+                    here = join(here, factor.reshape(factor.shape + (1,) * (here.ndim - factor.ndim)))
+            seen[name] = here
+        return rows, *program.reach(seen)
 
 
-def _add_up(term: jax.Array, box: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
-    """Add each number of a term to the elements in its box. An interval of an axis counts as the whole axis."""
-    rank = len(box) // 2
-    term, box = jnp.ravel(term), box.reshape(len(box), -1)
-    lo, hi = box[:rank], -box[rank:]
-    point = (lo == hi).T  # (numbers, axes)
-    live = lo[0] != EMPTY
-    total: Any = jnp.zeros((), term.dtype)
-    for pattern in np.unique(point[live], axis=0):
-        (chosen,) = np.nonzero(live & (point == pattern).all(axis=1))
-        target = tuple(n if p else 1 for n, p in zip(shape or (1,), pattern, strict=True))
-        where = tuple(lo[a, chosen] if pattern[a] else np.zeros_like(chosen) for a in range(rank))
-        total = total + _sum_into(term, chosen, np.ravel_multi_index(where, target), target)
-    return jnp.broadcast_to(total, shape or (1,)).reshape(shape)
-
-
-def _sum_into(term: jax.Array, chosen: np.ndarray, where: np.ndarray, target: tuple[int, ...]) -> jax.Array:
-    """The sum of term[chosen] at each place of an array: by one gather, as all indices are known here."""
-    size, counts = math.prod(target), np.bincount(where, minlength=math.prod(target))
-    order = np.argsort(where, kind="stable")
-    position = np.arange(len(where)) - np.repeat(np.cumsum(counts) - counts, counts)
-    index = np.full((size, counts.max(initial=0)), len(term))  # one past the end: a zero
-    index[where[order], position] = chosen[order]
-    padded = jnp.concatenate([term, jnp.zeros(1, term.dtype)])
-    return padded[index].sum(axis=1).reshape(target)
+def _filler(site: str) -> str:
+    return f"-log q({site}), for others"

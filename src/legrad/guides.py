@@ -27,6 +27,7 @@ from numpyro.distributions.transforms import IdentityTransform, Transform
 from numpyro.infer import init_to_sample
 
 from legrad.distributions import OffsetCategorical
+from legrad.handling import alone
 from legrad.wrappers import strip
 
 _UNCOVERED = 1e-6  # prior mass that the window of a count may leave out
@@ -235,6 +236,7 @@ class MeanField:
                 values[name] = factor.sample(self.prefix)
         return values
 
+    @alone
     def elsewhere(self, key: jax.Array, args: tuple, kwargs: dict) -> dict[str, jax.Array]:
         """Locations to start from instead, by parameter: a draw from the prior, at most 5 from where they start."""
         assert self._factors is not None

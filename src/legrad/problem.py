@@ -25,6 +25,7 @@ from numpyro.primitives import Messenger
 
 from legrad import _compat, support
 from legrad.densities import log_prob
+from legrad.handling import alone
 from legrad.known import same
 from legrad.wrappers import strip
 
@@ -135,6 +136,22 @@ class Factor:
         return log_prob(strip(self.fn).bare, z) if scalar is None else scalar.log_prob(z)
 
 
+class Draw(dict[str, Factor]):
+    """A factor for each latent of the guide, in ancestral order, its coordinate being the draw.
+
+    Attributes:
+        trace: the guide as it ran.
+    """
+
+    def __init__(self, trace: dict[str, Any]) -> None:
+        super().__init__(_factors(trace))
+        self.trace = trace
+
+    def moved(self, values: Mapping[str, jax.Array]) -> Draw:
+        """The same with other values of some discrete sites, which no other latent of the guide depends on."""
+        return Draw(self.trace | {name: self.trace[name] | {"value": value} for name, value in values.items()})
+
+
 class Evaluation(NamedTuple):
     """The program at one point: terms of log p, terms of -log q, and the guide's factors."""
 
@@ -176,9 +193,9 @@ class Problem:
         params, args, kwargs = jax.tree.map(_stop, (dict(self.params), self.args, dict(self.kwargs)))
         return Problem(self.model, self.guide, params, args, kwargs, self.entropy)
 
-    def draw(self, noise: Noise, *layers: Messenger) -> dict[str, Factor]:
-        """Sample the guide: a factor for each latent site, in ancestral order, its coordinate being the draw."""
-        return _factors(self._run_guide({}, noise, *layers))
+    def draw(self, noise: Noise, *layers: Messenger) -> Draw:
+        """Sample the guide."""
+        return Draw(self._run_guide({}, noise, *layers))
 
     def evaluate(
         self,
@@ -197,7 +214,22 @@ class Problem:
             exact_entropy: sites whose -log q is replaced by its expectation given the site's parents.
         """
         values = {name: replace(pivot[name], coordinate=z).value for name, z in coordinates.items()}
-        trace = self._run_guide(values, noise)
+        return self._evaluation(self._run_guide(values, noise), coordinates, noise, exact_entropy)
+
+    def evaluate_draw(
+        self, draw: Draw, coordinates: Coordinates, noise: Noise, *, exact_entropy: Collection[str] = ()
+    ) -> Evaluation:
+        """As `evaluate`, at the coordinates of a draw itself: the guide need not run again.
+
+        It must, where the draw of a fixed site has a gradient path, which what depends on it would inherit.
+        """
+        if any(draw[name].fn.has_rsample for name in coordinates):
+            return self.evaluate(coordinates, noise, pivot=draw, exact_entropy=exact_entropy)
+        return self._evaluation(draw.trace, coordinates, noise, exact_entropy)
+
+    def _evaluation(
+        self, trace: dict[str, Any], coordinates: Coordinates, noise: Noise, exact_entropy: Collection[str]
+    ) -> Evaluation:
         factors = {
             name: replace(factor, coordinate=coordinates.get(name, factor.coordinate))
             for name, factor in _factors(trace).items()
@@ -260,6 +292,7 @@ class Problem:
 
     # --- running the two programs ---------------------------------------------------------------------------
 
+    @alone
     def _run_guide(self, values: Mapping[str, jax.Array], noise: Noise, *layers: Messenger) -> dict[str, Any]:
         data = {**self.params, **values}
         with ExitStack() as stack:
@@ -270,6 +303,7 @@ class Problem:
         _reject_mutable(trace, "guide")
         return trace
 
+    @alone
     def _run_model(self, guide: dict[str, Any], noise: Noise) -> tuple[dict[str, Any], dict[str, Any]]:
         latents = {name: site for name, site in _sites(guide) if not site["is_observed"]}
         if not latents:

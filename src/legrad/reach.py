@@ -1,41 +1,36 @@
 """Which elements of a latent each number of a program can see: proved from the program, never assumed.
 
-Every intermediate number carries a *box* over the axes of the latent: for each axis the interval [lo, hi] of
-indices that may have influenced it. Joining two boxes takes the smaller lo and the larger hi, so a program is
-followed by running its data movement on boxes and taking minima wherever it mixes numbers. A primitive without
-a rule mixes everything with everything, which is always sound.
+Every intermediate number carries what it may have been influenced by, in one of two forms:
 
-A box is stored as (lo_1, ..., lo_D, -hi_1, ..., -hi_D) on a leading axis, so that every join is a minimum;
-"sees nothing" is EMPTY in all places.
+    a box   the interval [lo, hi] of indices along each axis of the latent, as (lo_1, ..., lo_D, -hi_1, ..., -hi_D) in
+            int32; joining two takes minima, and "sees nothing" is EMPTY in all places
+    a set   a bit for each element of the latent, in words of uint64; joining two is "or", "sees nothing" is no bit
+
+Either lies on a leading axis, which no rule looks into: latents are followed together by laying theirs side by side.
+A program is followed by running its data movement on these arrays and joining wherever it mixes numbers. A primitive
+without a rule mixes everything with everything, which is always sound. Sets are exact where boxes hold what lies
+between, and take memory for every element times every number: they are for programs that are small enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from legrad import _compat
+from legrad.constants import Constant
+from legrad.constants import results as constants
 from legrad.interpreter import interpret
 from legrad.operations import ELEMENTWISE as ELEMENTWISE_OPERATIONS
 from legrad.operations import name_of
 from legrad.primitives import ELEMENTWISE
 
 EMPTY = np.iinfo(np.int32).max
-_FOLD_LIMIT = 1 << 20  # constants of up to this many numbers are followed, to know what an index array holds
-
-
-class Constant:
-    """A number that sees no element; `value` holds it where the program shows it (index arrays)."""
-
-    def __init__(self, value: np.ndarray | None = None) -> None:
-        self.value = value
-
-
 Seen = np.ndarray | Constant
 
 
@@ -51,6 +46,43 @@ def own_boxes(shape: tuple[int, ...], event_ndim: int = 0) -> np.ndarray:
     return np.concatenate([index, -index])
 
 
+def own_sets(shape: tuple[int, ...], event_ndim: int = 0) -> np.ndarray:
+    """As `own_boxes`, for sets: element i is bit i % 64 of word i // 64."""
+    batch = shape[: len(shape) - event_ndim]
+    i = np.arange(math.prod(batch))
+    words = np.zeros((-(-max(i.size, 1) // 64), i.size), np.uint64)
+    words[i // 64, i] = np.uint64(1) << (i % 64).astype(np.uint64)
+    words = words.reshape(len(words), *batch, *(1,) * event_ndim)
+    return np.broadcast_to(words, (len(words), *shape))
+
+
+def members(sets: np.ndarray) -> np.ndarray:
+    """Sets as flags: (words, ...) → (..., 64 · words)."""
+    octets = np.ascontiguousarray(np.moveaxis(sets, 0, -1)).astype("<u8", copy=False).view(np.uint8)
+    return np.unpackbits(octets, axis=-1, bitorder="little").astype(bool)
+
+
+def join(*parts: np.ndarray) -> np.ndarray:
+    """What is seen by any of some numbers; shapes broadcast."""
+    return reduce(_form(parts[0])[0], parts)
+
+
+def _form(seen: np.ndarray) -> tuple[np.ufunc, int]:
+    """How two are joined, and how "sees nothing" is written."""
+    return (np.bitwise_or, 0) if seen.dtype == np.uint64 else (np.minimum, EMPTY)
+
+
+def join_over(seen: np.ndarray, axes: int | tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """The same for all numbers along some axes."""
+    together, none = _form(seen)
+    return together.reduce(seen, axis=axes, keepdims=keepdims, initial=none)
+
+
+def nothing(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of numbers that see nothing."""
+    return np.full((len(like), *shape), _form(like)[1], like.dtype)
+
+
 class Program:
     """A program of one pytree of arrays, traced once, to be followed for any latent.
 
@@ -60,30 +92,34 @@ class Program:
     """
 
     def __init__(self, program: Callable[[Any], Any], inputs: Any) -> None:
-        self.closed, out = jax.make_jaxpr(program, return_shape=True)(inputs)
-        self.outputs = jax.tree.structure(out)
+        self.closed, self.shapes = jax.make_jaxpr(program, return_shape=True)(inputs)
 
     def reach(self, seen: Any) -> Any:
-        """The boxes of every output, None where it sees nothing, given those of the inputs."""
+        """What every output sees, None where that is nothing, given the boxes or sets of the inputs."""
         leaves = jax.tree.leaves(seen, is_leaf=lambda box: box is None)
-        boxes = [Constant() if box is None else box for box in leaves]
-        results = interpret(self.closed.jaxpr, self.closed.consts, boxes, _rule, _lift)
-        return jax.tree.unflatten(self.outputs, [None if isinstance(r, Constant) else r for r in results])
+        inputs = [Constant() if box is None else box for box in leaves]
+        results = interpret(self.closed.jaxpr, self.closed.consts, inputs, _rule, Constant)
+        return jax.tree.unflatten(
+            jax.tree.structure(self.shapes), [None if isinstance(r, Constant) else r for r in results]
+        )
+
+    def largest(self) -> int:
+        """How many numbers its largest array has, inputs and results among them."""
+        return max(_sizes(self.closed.jaxpr), default=0)
 
 
-def _lift(value: Any) -> Constant:
-    known = _compat.is_concrete(value) and np.size(value) <= _FOLD_LIMIT
-    return Constant(np.asarray(value) if known and _is_index(value) else None)
-
-
-def _is_index(x: Any) -> bool:
-    dtype = x.dtype if hasattr(x, "dtype") else np.result_type(x)
-    return bool(jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_))
+def _sizes(jaxpr: Any) -> Iterator[int]:
+    yield from (v.aval.size for v in jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        yield from (v.aval.size for v in eqn.outvars)
+        inner = _compat.wrapped_program(eqn)
+        if inner is not None:
+            yield from _sizes(inner[0])
 
 
 def _rule(eqn: Any, operands: list[Seen]) -> list[Seen]:
     if all(isinstance(x, Constant) for x in operands):
-        return _fold(eqn, operands)  # type: ignore[arg-type]
+        return list(constants(eqn, operands))  # type: ignore[arg-type]
     name = name_of(eqn)
     results = (_elementwise if name in ELEMENTWISE_OPERATIONS else RULES.get(name, _everything))(eqn, operands)
     for box, var in zip(results, eqn.outvars, strict=True):
@@ -92,25 +128,11 @@ def _rule(eqn: Any, operands: list[Seen]) -> list[Seen]:
     return results
 
 
-def _fold(eqn: Any, operands: list[Constant]) -> list[Seen]:
-    """Constants stay constants; small integer ones are computed, to know what an index array holds."""
-    values = [x.value for x in operands]
-    small = all(_is_index(v.aval) and v.aval.size <= _FOLD_LIMIT for v in eqn.outvars)
-    if any(v is None for v in values) or not small or eqn.effects:
-        return [Constant() for _ in eqn.outvars]
-    with jax.ensure_compile_time_eval():
-        results = eqn.primitive.bind(*values, **eqn.params)
-    results = results if eqn.primitive.multiple_results else [results]
-    return [Constant(np.asarray(r)) for r in results]
-
-
 # --- the rules: one family a function ------------------------------------------------------------------------
 
 
 def _boxes(x: Seen, like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    if isinstance(x, Constant):
-        return np.full((len(like), *shape), EMPTY, np.int32)
-    return x
+    return nothing(like, shape) if isinstance(x, Constant) else x
 
 
 def _some(operands: list[Seen]) -> np.ndarray:
@@ -118,8 +140,7 @@ def _some(operands: list[Seen]) -> np.ndarray:
 
 
 def _everything(eqn: Any, operands: list[Seen]) -> list[Seen]:
-    seen = [x.min(axis=tuple(range(1, x.ndim)), initial=EMPTY) for x in operands if not isinstance(x, Constant)]
-    total = reduce(np.minimum, seen)
+    total = join(*(join_over(x, tuple(range(1, x.ndim))) for x in operands if not isinstance(x, Constant)))
     return [_spread(total, v.aval.shape) for v in eqn.outvars]
 
 
@@ -131,7 +152,7 @@ def _elementwise(eqn: Any, operands: list[Seen]) -> list[Seen]:
     # Operands may have rank 0, or axes of size 1: primitives broadcast those by themselves.
     shape = eqn.outvars[0].aval.shape
     parts = [x if x.ndim > 1 else _spread(x, shape) for x in operands if not isinstance(x, Constant)]
-    joined = np.broadcast_to(reduce(np.minimum, parts), (len(parts[0]), *shape))
+    joined = np.broadcast_to(join(*parts), (len(parts[0]), *shape))
     return [joined for _ in eqn.outvars]
 
 
@@ -180,7 +201,7 @@ def _pad(eqn: Any, operands: list[Seen]) -> list[Seen]:
         return _everything(eqn, operands)
     like, shape = _some(operands), eqn.outvars[0].aval.shape
     padding = operands[1]
-    out = np.full((len(like), *shape), EMPTY, np.int32)
+    out = nothing(like, shape)
     if not isinstance(padding, Constant):
         out = _spread(padding, shape).copy()
     inner = tuple(slice(lo, size - hi, step + 1) for (lo, hi, step), size in zip(config, shape, strict=True))
@@ -190,35 +211,35 @@ def _pad(eqn: Any, operands: list[Seen]) -> list[Seen]:
 
 def _reduce(eqn: Any, operands: list[Seen]) -> list[Seen]:
     axes = tuple(a + 1 for a in eqn.params["axes"])
-    parts = [x.min(axis=axes, initial=EMPTY) for x in operands if not isinstance(x, Constant)]
-    return [reduce(np.minimum, parts) for _ in eqn.outvars]
+    parts = [join_over(x, axes) for x in operands if not isinstance(x, Constant)]
+    return [join(*parts) for _ in eqn.outvars]
 
 
 def _categorical(eqn: Any, operands: list[Seen]) -> list[Seen]:
     """A datum sees the logits of its classes, and itself."""
     logits, value = operands
-    parts = [] if isinstance(logits, Constant) else [logits.min(axis=-1, initial=EMPTY)]
-    return [reduce(np.minimum, [*parts, *([] if isinstance(value, Constant) else [value])])]
+    parts = [] if isinstance(logits, Constant) else [join_over(logits, -1)]
+    return [join(*parts, *([] if isinstance(value, Constant) else [value]))]
 
 
 def _cumulative(eqn: Any, operands: list[Seen]) -> list[Seen]:
     x, axis = _some(operands), eqn.params["axis"] + 1
     x = np.flip(x, axis) if eqn.params["reverse"] else x
-    x = np.minimum.accumulate(x, axis=axis)
+    x = _form(x)[0].accumulate(x, axis=axis)
     return [np.flip(x, axis) if eqn.params["reverse"] else x]
 
 
 def _sort(eqn: Any, operands: list[Seen]) -> list[Seen]:
     axis = eqn.params["dimension"] + 1
-    joined = reduce(np.minimum, [x for x in operands if not isinstance(x, Constant)])
-    joined = np.broadcast_to(joined.min(axis=axis, keepdims=True, initial=EMPTY), joined.shape)
+    joined = join(*(x for x in operands if not isinstance(x, Constant)))
+    joined = np.broadcast_to(join_over(joined, axis, keepdims=True), joined.shape)
     return [joined for _ in eqn.outvars]
 
 
 def _linear_algebra(eqn: Any, operands: list[Seen]) -> list[Seen]:
     """Matrices of a batch do not mix; within one matrix everything mixes."""
-    parts = [x.min(axis=(-2, -1), initial=EMPTY) for x in operands if not isinstance(x, Constant)]
-    joined = reduce(np.minimum, parts)
+    parts = [join_over(x, (-2, -1)) for x in operands if not isinstance(x, Constant)]
+    joined = join(*parts)
     return [np.broadcast_to(joined[..., None, None], (len(joined), *v.aval.shape)) for v in eqn.outvars]
 
 
@@ -232,11 +253,11 @@ def _dot_general(eqn: Any, operands: list[Seen]) -> list[Seen]:
         x = np.moveaxis(x, [b + 1 for b in batch[side]], range(1, len(batch[side]) + 1))
         kept = [d for d in range(eqn.invars[side].aval.ndim) if d not in batch[side]]
         drop = tuple(kept.index(c) + 1 + len(batch[side]) for c in contract[side])
-        x = x.min(axis=drop, initial=EMPTY)
+        x = join_over(x, drop)
         head, tail = x.shape[: 1 + len(batch[side])], x.shape[1 + len(batch[side]) :]
         ones = (1,) * free[1 - side]
         x = x.reshape(*head, *((*tail, *ones) if side == 0 else (*ones, *tail)))
-        joined = x if joined is None else np.minimum(joined, x)
+        joined = x if joined is None else join(joined, x)
     assert joined is not None
     return [np.broadcast_to(joined, (len(joined), *out))]
 
@@ -247,15 +268,16 @@ def _gather(eqn: Any, operands: list[Seen]) -> list[Seen]:
     parts: list[Any] = []
     if not isinstance(indices, Constant):  # mu[z]: an output sees the indices that picked it
         offset = eqn.params["dimension_numbers"].offset_dims
-        picked = indices.min(axis=-1, initial=EMPTY)
+        picked = join_over(indices, -1)
         picked = np.expand_dims(picked, [d + 1 for d in offset])
         parts.append(np.broadcast_to(picked, (len(picked), *out.shape)))
     if not isinstance(operand, Constant):
-        if isinstance(indices, Constant) and indices.value is not None:
-            parts.append(_take(eqn, operand, indices.value))
+        where = indices.read() if isinstance(indices, Constant) else None
+        if where is not None:
+            parts.append(_take(eqn, operand, where))
         else:
             parts.append(_everything(eqn, [operand])[0])
-    return [reduce(np.minimum, parts)]
+    return [join(*parts)]
 
 
 def _take(eqn: Any, operand: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -266,7 +288,7 @@ def _take(eqn: Any, operand: np.ndarray, indices: np.ndarray) -> np.ndarray:
     params = dict(eqn.params, fill_value=0)  # position 0: out of bounds, filled with a constant
     with jax.ensure_compile_time_eval():
         taken = np.asarray(eqn.primitive.bind(positions, indices, **params))
-    flat = np.concatenate([np.full((len(operand), 1), EMPTY, np.int32), operand.reshape(len(operand), -1)], axis=1)
+    flat = np.concatenate([nothing(operand, (1,)), operand.reshape(len(operand), size)], axis=1)
     return flat[:, taken]
 
 

@@ -171,8 +171,8 @@ def _window_start(base: Any, window: int) -> Array:
 
 
 def escaped_mass(base: Distribution, window: int = 64) -> Array:
-    """The probability that a count falls outside its window (element by element)."""
-    base, shape = _bare(base), base.batch_shape
+    """The probability that a count falls outside its window (element by element); constant under differentiation."""
+    base, shape = jax.tree.map(_stopped, _bare(base)), base.batch_shape
     start = _window_start(base, window)
     below, _ = COUNTS[type(base)](base, jnp.maximum(start, 1))
     _, above = COUNTS[type(base)](base, start + window)
@@ -257,6 +257,11 @@ def is_finite(base: Distribution) -> bool:
     return bool(_bare(base).has_enumerate_support)
 
 
+def is_quadrature(base: Distribution) -> bool:
+    """Whether `candidates` are the nodes of a quadrature."""
+    return is_admitted(base) and not is_finite(base) and type(_bare(base)) not in COUNTS
+
+
 def is_admitted(base: Distribution) -> bool:
     """Whether `candidates` has an answer. Looks at types, and at which parameters are traced."""
     return refusal(base) is None
@@ -313,7 +318,7 @@ def must_have_candidates(base: Distribution, nodes: int = DEFAULT_NODES, window:
 
 
 def _stopped(leaf: Any) -> Any:
-    """Constant inputs, not only outputs: the loops of a quantile function have no reverse derivative."""
+    """Constant inputs, not only outputs: quantile functions and incomplete betas have no reverse derivative."""
     return lax.stop_gradient(leaf) if isinstance(leaf, jax.core.Tracer) else leaf
 
 

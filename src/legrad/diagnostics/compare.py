@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from numpyro.infer.elbo import ELBO
 
-from legrad.diagnostics.gradients import Moments, gradient, moments
+from legrad.diagnostics.gradients import Moments, gradient, moments, rounding
 from legrad.diagnostics.timing import interleaved_seconds
 
 
@@ -165,10 +165,11 @@ def compare(
         for i, (name, draw) in enumerate(one.items())
     }
     seconds = interleaved_seconds({name: partial(draw, key) for name, draw in one.items()})
+    noise = _rounding(model, guide, params, args, dict(kwargs or {}), key, next(iter(found.values())).mean)
     rows = {}
     for name, (mean, variance) in found.items():
         average = float(np.mean(_flat(variance)))
-        z = _bias_z(found[name], [m for other, m in found.items() if other != name], draws)
+        z = _bias_z(found[name], [m for other, m in found.items() if other != name], draws, noise)
         parameters, start = {}, 0
         for parameter, leaf in _leaves(variance).items():
             own = z[start : start + leaf.size]
@@ -198,12 +199,21 @@ def _flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def _bias_z(mine: Moments, others: list[Moments], draws: int) -> np.ndarray:
+def _rounding(*given: Any) -> np.ndarray:
+    """The rounding error of each component of a gradient, where legrad can look at model and guide."""
+    *problem, like = given
+    try:
+        return _flat(jax.device_get(rounding(*problem)))
+    except (ValueError, NotImplementedError):  # such as a latent that NumPyro's own estimators sum out
+        return np.zeros(_flat(like).shape)
+
+
+def _bias_z(mine: Moments, others: list[Moments], draws: int, noise: np.ndarray) -> np.ndarray:
     """Against the precision-weighted mean of the others; components without any noise must agree to rounding."""
     mean, square = _flat(mine.mean), _flat(mine.variance) / draws
     if not others:
         return np.zeros_like(mean)
-    tiny = 1e-12 * (1.0 + mean**2)  # rounding, as a variance
+    tiny = 1e-12 * (1.0 + mean**2) + noise**2  # rounding, as a variance
     precision = [1.0 / (_flat(o.variance) / draws + tiny) for o in others]
     total = np.sum(precision, axis=0)
     reference = sum(p * _flat(o.mean) for p, o in zip(precision, others, strict=True)) / total

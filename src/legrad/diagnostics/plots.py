@@ -48,7 +48,7 @@ def plot_fit(result: FitResult, path: Any = None) -> Any:
     if auto and not result.converged:
         colour = _RED
     figure.suptitle(
-        f"{result.method}, {result.steps:,} steps in {result.seconds:.1f} s", x=0.02, ha="left", color=_INK
+        f"{result.estimator_name}, {result.steps:,} steps in {result.seconds:.1f} s", x=0.02, ha="left", color=_INK
     )
     figure.text(0.985, 0.985, badge, ha="right", va="top", color="white", fontsize=10, fontweight="bold",
                 bbox={"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "none"})  # fmt: skip

@@ -12,6 +12,7 @@ from numpyro import handlers
 from numpyro.distributions.distribution import Unit
 from numpyro.primitives import Messenger
 
+from legrad.handling import alone
 from legrad.wrappers import strip
 
 Trace = dict[str, Any]
@@ -56,7 +57,7 @@ def replay(
         given: values of parameters and latents by name; names that the program does not have are left alone.
         layers: further handlers, the innermost last.
     """
-    with ExitStack() as stack:
+    with alone, ExitStack() as stack:
         trace = stack.enter_context(handlers.trace())
         for layer in (handlers.seed(rng_seed=key), handlers.substitute(data=dict(given)), *layers):
             stack.enter_context(layer)

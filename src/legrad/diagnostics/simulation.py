@@ -15,6 +15,7 @@ from numpyro.infer import init_to_sample
 from numpyro.ops.provenance import eval_provenance
 
 from legrad.diagnostics.replay import Trace, full_shape, is_factor, latent_sites, observed_sites, replay
+from legrad.handling import alone
 from legrad.problem import LogDensity, Noise, Problem
 from legrad.wrappers import strip
 
@@ -109,7 +110,8 @@ class Simulator:
             for i, leaf in enumerate(leaves)
             if i not in replaced and isinstance(leaf, jax.Array | np.ndarray)
         }
-        handlers.seed(guide, 0)(*self.args, **self.kwargs)  # MeanField reads its model at the first call, concretely
+        with alone:
+            handlers.seed(guide, 0)(*self.args, **self.kwargs)  # MeanField reads its model once, concretely
 
         def program(**given: Any) -> tuple[list, list]:
             key = jax.random.key(0)

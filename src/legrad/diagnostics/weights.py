@@ -19,6 +19,7 @@ from numpyro.primitives import Messenger
 
 from legrad import _compat
 from legrad.fitting.arrays import split_arrays
+from legrad.handling import alone
 from legrad.problem import Evaluation, Noise, Problem
 from legrad.wrappers import strip
 
@@ -61,7 +62,7 @@ class Draws:
         self.problem, self.n = problem, n
         self._keys = jax.random.split(key, n)
         plates, trace = _Plates(), handlers.trace()
-        with plates:
+        with alone, plates:
             program, shapes = jax.make_jaxpr(lambda k: _one(problem, k, trace), return_shape=True)(self._keys[0])
         latents = {name: site for name, site in trace.trace.items() if _is_latent(site)}
         self.labels = {name: k for name, site in latents.items() if (k := _categories(site))}

@@ -77,6 +77,17 @@ def over_draws(one: Callable[[Noise], Any], noise: Noise) -> Any:
     return jax.vmap(one, in_axes=(Noise(0, None),))(noise)  # type: ignore[arg-type]
 
 
+@jax.custom_jvp
+def gradient_alone(s: jax.Array) -> jax.Array:
+    """Zero, with the derivative of s: as s − stop_gradient(s), without computing s."""
+    return jnp.zeros_like(s)
+
+
+@gradient_alone.defjvp
+def _gradient_alone_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros_like(primals[0]), tangents[0]
+
+
 def surrogate(value: jax.Array, scores: Mapping[str, Score], leave_one_out: bool) -> jax.Array:
     """The mean over draws (the leading axis of everything) of value and surrogates.
 
@@ -95,7 +106,7 @@ def surrogate(value: jax.Array, scores: Mapping[str, Score], leave_one_out: bool
         # weight zero times an infinite F (or log q) is zero, in the value and in the gradient
         weighted = jnp.where(score.weights > 0, score.weights * F, 0.0)
         s = jnp.sum(stop_gradient(weighted) * score.log_q, axis=tuple(range(1, score.log_q.ndim)))
-        total = total + s - stop_gradient(s)
+        total = total + gradient_alone(s)
     return jnp.mean(total)
 
 

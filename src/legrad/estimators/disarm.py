@@ -5,8 +5,8 @@ With u uniform, b = [u < σ(φ)] and its antithetic partner b' = [1 − u < σ(�
     ∇_φ E[f] ≈ ½ · (f(b) − f(b')) · (−1)^{b'} · [b ≠ b'] · σ(|φ|)
 
 In a guide with several sites one site at a time takes its antithetic value: its ancestors are shared by both
-partners, its descendants are sampled again with the same noise. f(b) − f(b') holds the terms that matter to the
-element alone.
+partners, its descendants are sampled again with the same noise. f(b) − f(b') holds the terms of the element's
+learning signal (`costs`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpyro.distributions import BernoulliLogits, BernoulliProbs
 from numpyro.primitives import Messenger
 
 from legrad.costs import Costs, among
-from legrad.estimators.base import Estimator, draws, over_draws, require_positive
+from legrad.estimators.base import Estimator, draws, gradient_alone, over_draws, require_positive
 from legrad.problem import Factor, Noise, Problem
 from legrad.wrappers import strip
 
@@ -51,29 +51,35 @@ class DisARM(Estimator):
         binary = _bernoulli_sites(pivot, first)
         x = {name: stop_gradient(pivot[name].coordinate) for name in binary}
         evaluate = partial(problem.evaluate, noise=noise, pivot=pivot)
-        here = evaluate(x)
-        costs = Costs(x, among(x, problem.parents(pivot, noise)), evaluate) if x else None
+        here = problem.evaluate_draw(pivot, x, noise)
+        graph = problem.parents(pivot, noise)
+        costs = Costs(x, among(x, graph), evaluate)
         total, values = jnp.zeros(()), [here.total(stop=x)]
         for name in x:
-            partner = problem.draw(noise, _Uniforms(flipped=name))
+            if any(name in parents for parents in graph.values()):
+                partner = problem.draw(noise, _Uniforms(flipped=name))
+            else:
+                partner = pivot.moved({name: first.partners[name]})
             y = {n: stop_gradient(partner[n].coordinate) for n in x}
-            there = evaluate(y)
+            there = problem.evaluate_draw(partner, y, noise)
             values.append(there.total(stop=x))
-            change = jax.tree.map(jnp.subtract, here.terms(), there.terms())
-            cost = costs.of(name, change, jnp.shape(x[name]))  # type: ignore[union-attr]
+            cost = costs.of(name, here, there)
             natural, slope = _natural(here.factors[name])
             weight = jnp.where(x[name] != y[name], 0.5 * cost * (1 - 2 * y[name]) * slope, 0.0)
             s = jnp.sum(stop_gradient(weight) * natural)
-            total = total + s - stop_gradient(s)
+            total = total + gradient_alone(s)
         return total + sum(values) / len(values)  # every partner is a draw from q as well
 
 
 class _Uniforms(Messenger):
-    """Samples Bernoulli sites by comparing a uniform with the probability; one site may take 1 − u."""
+    """Samples Bernoulli sites by comparing a uniform with the probability; one site may take 1 − u.
+
+    The values with 1 − u for u, and the other way round, are kept as the sites' `partners`.
+    """
 
     def __init__(self, flipped: str | None = None) -> None:
         super().__init__(None)
-        self.flipped, self.met = flipped, set[str]()
+        self.flipped, self.partners = flipped, dict[str, jax.Array]()
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "sample" or msg["value"] is not None:
@@ -82,15 +88,14 @@ class _Uniforms(Messenger):
         if isinstance(bare, BernoulliLogits | BernoulliProbs):
             shape, name = msg["kwargs"].get("sample_shape", ()) + msg["fn"].shape(), msg["name"]
             u = jax.random.uniform(msg["kwargs"]["rng_key"], shape, jnp.result_type(bare.probs))
-            u = 1 - u if name == self.flipped else u
-            msg["value"] = (u < bare.probs).astype(jnp.result_type(int))
-            self.met.add(name)
+            pair = [(v < bare.probs).astype(jnp.result_type(int)) for v in (u, 1 - u)]
+            msg["value"], self.partners[name] = reversed(pair) if name == self.flipped else pair
 
 
 def _bernoulli_sites(pivot: dict[str, Factor], sampled: _Uniforms) -> list[str]:
     found = []
     for name, factor in pivot.items():
-        if name in sampled.met:
+        if name in sampled.partners:
             found.append(name)
         elif factor.in_scan and factor.fn.is_discrete:
             raise ValueError(

@@ -11,6 +11,7 @@ terms that neither e nor its descendants touch may be dropped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,8 +26,13 @@ from legrad.estimators.base import Estimator, Score, draws, over_draws, require_
 from legrad.estimators.score_function import score
 from legrad.estimators.treatment import treatments
 from legrad.estimators.watch import require_accurate, warn_escaped
-from legrad.problem import Evaluation, Factor, Noise, Problem
-from legrad.singlesite import METHODS, single_site_differences
+from legrad.problem import Draw, Evaluation, Factor, Noise, Problem
+from legrad.singlesite import METHODS, single_site_totals, single_site_work
+from legrad.singlesite.report import tell_methods
+
+GRADIENTS = 10  # of the model: a quadrature that costs more is not the default
+EVALUATIONS = 2  # of f that a gradient costs at least
+NEGLIGIBLE = 1 << 20  # numbers that a step computes in no time
 
 
 class LocalExpectation(Estimator):
@@ -37,8 +43,8 @@ class LocalExpectation(Estimator):
     Args:
         num_pivots: pivots averaged in one estimate.
         nodes: quadrature nodes for a continuous element.
-        continuous: "quadrature" treats continuous scalars locally where that is accurate; "reparam" uses the
-            reparameterization trick for all of them.
+        continuous: "quadrature" treats continuous scalars locally where that is accurate and costs no more than about
+            ten gradients of the model; "reparam" uses the reparameterization trick for all of them.
         method: how f is evaluated with one element changed; see `legrad.single_site`.
         sites: a choice for some sites by name: "local", "reparam" or "score".
         window: how many consecutive values stand for the support of an unbounded count (a Poisson factor).
@@ -81,9 +87,76 @@ class LocalExpectation(Estimator):
         return surrogate(value, scores, leave_one_out=self.num_pivots > 1)
 
     def _one(self, problem: Problem, noise: Noise) -> tuple[jax.Array, dict[str, Score], Alarms]:
+        pivot, x, local, exact, tips, held, parents, children = self.arrange(problem, noise)
+        evaluate = partial(problem.evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
+        here = problem.evaluate_draw(pivot, x, noise, exact_entropy=exact)
+        cuts = {n: self._cut(here.factors[n], children[n]) for n in local}
+        moving = partial(problem.stopped().evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
+        changes = self.changes(here, moving, x, {n: cuts[n] for n in tips}, False)
+        others = {n: cuts[n] for n in local if n not in tips}
+        changes |= self.changes(here, moving, held, others, any(children.values()))
+
+        scores, alarms = {}, Alarms({}, {})
+        costs = Costs(held, parents, evaluate, exact)
+        for n in x:
+            factor = here.factors[n]
+            if n not in local:
+                scores[n] = score(n, here, costs)
+            elif not children[n]:
+                scores[n] = _leaf_score(factor, cuts[n], changes[n])
+            else:
+                scores[n] = _blanket_score(factor, cuts[n], changes[n], costs.of(n, here))
+                if cuts[n].check is not None:
+                    alarms.inaccurate[n] = _inaccuracy(factor, cuts[n], changes[n])
+            if n in local and cuts[n].kind == "window":
+                alarms.escaped[n] = support.escaped_mass(factor.elements.base, self.window)
+        return here.total(stop=x), scores, alarms
+
+    def arrange(self, problem: Problem, noise: Noise) -> Arranged:
+        """Draw a pivot, and decide how each of its sites is treated."""
         pivot = problem.draw(noise)
         graph = problem.parents(pivot, noise)
-        choice = treatments(pivot, graph, self.continuous, self.sites)
+        found = self._arranged(problem, pivot, graph, self.sites)
+        costly = self._costly(problem, noise, found)
+        if costly:
+            found = self._arranged(problem, pivot, graph, self.sites | dict.fromkeys(costly, "reparam"))
+        tell_methods({n: self._method_of(n, found, costly) for n in pivot})
+        return found
+
+    def _method_of(self, name: str, found: Arranged, costly: Mapping[str, float]) -> str:
+        """How a site is treated, in words."""
+        if name in costly:
+            return (
+                f"reparameterized: a quadrature would cost about {costly[name]:,.0f} gradients of the model "
+                f'(sites={{"{name}": "local"}} asks for it)'
+            )
+        if name not in found.x:
+            return "reparameterized"
+        if name not in found.local:
+            return "score function"
+        return "summed" if found.pivot[name].fn.is_discrete else "quadrature"
+
+    def _costly(self, problem: Problem, noise: Noise, found: Arranged) -> dict[str, float]:
+        """The continuous sites that nobody chose to integrate and that cost too much, in gradients of the model.
+
+        It depends on shapes alone, and is known before the first step.
+        """
+        names = [n for n in found.tips if n not in self.sites and found.pivot[n].fn.has_rsample]
+        nodes = {n: self.nodes * max(1, math.prod(jnp.shape(found.x[n]))) for n in names}
+        names = [n for n in names if nodes[n] > GRADIENTS * EVALUATIONS]  # else even brute force costs less
+        if not names or self.method == "brute":
+            return {}
+        evaluate = partial(problem.stopped().evaluate, noise=noise, pivot=found.pivot, exact_entropy=found.exact)
+        work = single_site_work(
+            lambda moved: evaluate(found.x | moved).terms(), {n: found.x[n] for n in names}, self.nodes
+        )
+        ratio = {n: w.changes / (EVALUATIONS * max(1, w.evaluation)) for n, w in work.items()}
+        return {n: r for n, r in ratio.items() if r > GRADIENTS and work[n].changes > NEGLIGIBLE}
+
+    def _arranged(
+        self, problem: Problem, pivot: Draw, graph: Mapping[str, frozenset[str]], sites: Mapping[str, str]
+    ) -> Arranged:
+        choice = treatments(pivot, graph, self.continuous, sites)
         x = {n: stop_gradient(pivot[n].coordinate) for n in pivot if choice[n] != "reparam"}
         local = {n: pivot[n].elements for n in x if choice[n] == "local"}
         # The entropy of a local factor is known given its parents: -log q at the pivot would only add noise.
@@ -96,31 +169,7 @@ class LocalExpectation(Estimator):
         held = {n: z for n, z in x.items() if n not in tips}
         parents = among(held, graph)
         children = {n: bool(after) for n, after in descendants(parents).items()} | dict.fromkeys(tips, False)
-
-        evaluate = partial(problem.evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
-        here = evaluate(x)
-        cuts = {n: self._cut(here.factors[n], children[n]) for n in local}
-        moving = partial(problem.stopped().evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
-        changes = self._changes(here, moving, x, {n: cuts[n] for n in tips}, False)
-        others = {n: cuts[n] for n in local if n not in tips}
-        changes |= self._changes(here, moving, held, others, any(children.values()))
-
-        scores, alarms = {}, Alarms({}, {})
-        costs = Costs(held, parents, evaluate)
-        for n in x:
-            factor = here.factors[n]
-            if n not in local:
-                scores[n] = score(n, here, costs)
-            elif not children[n]:
-                scores[n] = _leaf_score(factor, cuts[n], changes[n])
-            else:
-                cost = stop_gradient(costs.of(n, here.terms(), jnp.shape(factor.coordinate)))
-                scores[n] = _blanket_score(factor, cuts[n], changes[n], cost)
-                if cuts[n].check is not None:
-                    alarms.inaccurate[n] = _inaccuracy(factor, cuts[n], changes[n])
-            if n in local and cuts[n].kind == "window":
-                alarms.escaped[n] = support.escaped_mass(factor.elements.base, self.window)
-        return here.total(stop=x), scores, alarms
+        return Arranged(pivot, x, local, exact, tips, held, parents, children)
 
     def _cut(self, factor: Factor, has_children: bool) -> Cut:
         """The candidates of one site; of two, the pivot comes first, and f is known there."""
@@ -141,7 +190,7 @@ class LocalExpectation(Estimator):
             check = support.must_have_candidates(base, self.nodes + 2, self.window)
         return Cut(values, weights, kind, check)
 
-    def _changes(
+    def changes(
         self,
         here: Evaluation,
         evaluate: Callable[[dict[str, jax.Array]], Evaluation],
@@ -156,14 +205,38 @@ class LocalExpectation(Estimator):
         def terms(there: Evaluation) -> tuple[Any, Any]:
             return there.terms(), {n: there.factors[n].log_prob() for n in fixed} if with_log_q else {}
 
-        changes = single_site_differences(
+        changes = single_site_totals(
             lambda moved: terms(evaluate(fixed | moved)),
             {n: fixed[n] for n in cuts},
             {n: cut.moved for n, cut in cuts.items()},
             self.method,
             at_pivot=jax.tree.map(stop_gradient, terms(here)),
         )
-        return {n: Change(*(sum(parts.values()) for parts in change)) for n, change in changes.items()}
+        return {n: Change(*change) for n, change in changes.items()}
+
+
+class Arranged(NamedTuple):
+    """A pivot, and how its sites are treated.
+
+    Attributes:
+        pivot: the guide's factors at the draw.
+        x: the coordinates of the fixed sites, those that are not reparameterized.
+        local: the elements of the local ones.
+        exact: those whose entropy is known given their parents.
+        tips: the continuous ones that no fixed site depends on.
+        held: the coordinates that stay when another site changes: all of `x` but the tips.
+        parents: among the held ones.
+        children: whether a fixed site depends on it, for each of `x`.
+    """
+
+    pivot: Draw
+    x: dict[str, jax.Array]
+    local: dict[str, support.Scalar]
+    exact: list[str]
+    tips: set[str]
+    held: dict[str, jax.Array]
+    parents: dict[str, frozenset[str]]
+    children: dict[str, bool]
 
 
 class Alarms(NamedTuple):

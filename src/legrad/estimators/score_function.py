@@ -1,6 +1,6 @@
 """LdGrad: the score function, also called REINFORCE or the log-derivative trick.
 
-    ∇ E_q[f] = E_q[ Σ_e cost_e · ∇ log q(x_e | pa_e) ],    cost_e: the terms of f that e or its descendants touch
+    ∇ E_q[f] = E_q[ Σ_e cost_e · ∇ log q(x_e | pa_e) ],    cost_e: the terms of e's learning signal (`costs`)
 
 With the leave-one-out baseline, each draw's cost is measured from the mean of the other draws.
 """
@@ -49,7 +49,7 @@ class ScoreFunction(Estimator):
             x = {name: stop_gradient(factor.coordinate) for name, factor in pivot.items()}
             evaluate = partial(problem.evaluate, noise=noise, pivot=pivot)
             costs = Costs(x, among(x, problem.parents(pivot, noise)), evaluate)
-            here = evaluate(x)
+            here = problem.evaluate_draw(pivot, x, noise)
             return here.total(stop=x), {name: score(name, here, costs) for name in x}
 
         value, scores = over_draws(one, draws(key, self.num_samples))
@@ -59,5 +59,4 @@ class ScoreFunction(Estimator):
 def score(name: str, here: Evaluation, costs: Costs) -> Score:
     """The score of one site: its own value is the only candidate."""
     log_q = here.factors[name].log_prob()
-    cost = stop_gradient(costs.of(name, here.terms(), log_q.shape))
-    return Score(log_q[None], jnp.ones_like(log_q)[None], jnp.zeros_like(log_q)[None], cost)
+    return Score(log_q[None], jnp.ones_like(log_q)[None], jnp.zeros_like(log_q)[None], costs.of(name, here))

@@ -12,6 +12,7 @@ from legrad.estimators.base import draws
 from legrad.fitting.arrays import split_arrays
 from legrad.fitting.data import Given
 from legrad.fitting.step import Program
+from legrad.handling import alone
 from legrad.problem import Noise, Problem
 
 _OTHER_DRAWS = 1000
@@ -74,6 +75,7 @@ def name_failure(program: Program, unconstrained: dict[str, Any], key: jax.Array
         for parameter in _not_finite(jax.grad(term)(unconstrained, name)):
             return f"the gradient of {name} with respect to '{parameter}' is not finite"
 
+    @alone
     def loss(unconstrained: dict[str, Any]) -> jax.Array:
         params = program.parameters.constrain(unconstrained) | given.plates
         return program.estimator.loss(key, params, program.model, program.guide, *given.args, **given.kwargs)

@@ -35,6 +35,7 @@ from legrad.estimators.local_expectation import LocalExpectation
 from legrad.estimators.reparameterized import Reparameterized
 from legrad.fitting.data import Given
 from legrad.fitting.parameters import Parameters
+from legrad.handling import alone
 from legrad.problem import Noise, Problem
 from legrad.wrappers import strip
 
@@ -103,6 +104,7 @@ def choose(
         return jax.lax.map(one, keys)
 
     def run(estimator: ELBO, state: Any, key: jax.Array, steps: jax.Array) -> Any:
+        @alone
         def loss(unconstrained: Any, key: jax.Array) -> jax.Array:
             params = parameters.constrain(unconstrained) | given.plates
             return estimator.loss(key, params, model, guide, *given.args, **given.kwargs)

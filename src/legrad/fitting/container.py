@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_FIRST = b"legrad 1 "
+_FORMAT = 1
+_FIRST = f"legrad {_FORMAT} ".encode()
 
 
 class FileError(ValueError):
@@ -58,6 +59,12 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     content = path.read_bytes()
     first, _, rest = content.partition(b"\n")
     digest, _, body = rest.partition(b"\n")
+    named, number = first[:64].split(b" ")[:2] if first.count(b" ") else (b"", b"")
+    if named == b"legrad" and number.isdigit() and int(number) > _FORMAT:
+        raise FileError(
+            f"'{path}' was written by a newer version of legrad (format {int(number)}; this version reads up to "
+            f"{_FORMAT}): upgrade legrad to read it"
+        )
     if not first.startswith(_FIRST):
         raise FileError(f"'{path}' is no file that legrad wrote (or its beginning is damaged)")
     if first != _FIRST + kind.encode():

@@ -16,6 +16,7 @@ import numpy as np
 from numpyro import handlers
 
 from legrad.fitting.arrays import split_arrays
+from legrad.handling import alone
 from legrad.problem import LogDensity
 
 _BUFFER_BYTES = 32 << 20  # of minibatches that are on the device at a time
@@ -137,7 +138,7 @@ class Feed:
         for program in (guide, model):
             if isinstance(program, LogDensity):
                 continue
-            with handlers.block(), handlers.seed(rng_seed=0), handlers.trace() as trace:
+            with alone, handlers.block(), handlers.seed(rng_seed=0), handlers.trace() as trace:
                 program(*args, **kwargs)
             plates = {name: site["args"] for name, site in trace.items() if site["type"] == "plate"}
             seen += [f"'{name}' of {size}, subsample_size={part}" for name, (size, part) in plates.items()]

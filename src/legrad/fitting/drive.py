@@ -27,6 +27,7 @@ from legrad.fitting.stopping import Stopping
 _CHUNK_SECONDS = 0.5  # how long compiled code runs between two looks at the clock
 _CHECKPOINT_SECONDS = 30.0
 _RECENT = 1000
+INTERRUPTED = "it was interrupted"
 LOST = "the checkpoint could not be written"
 
 
@@ -73,7 +74,7 @@ class Drive:
                         break
                     now = self._advance(now)
             except KeyboardInterrupt:
-                ended = "it was interrupted"
+                ended = INTERRUPTED
             except DataError as error:
                 ended = f"the data could not be read ({error})"
             except BaseException:  # of a callback: keep what there is

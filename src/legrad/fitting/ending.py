@@ -13,7 +13,7 @@ import numpy as np
 from legrad.fitting.checkpoint import Progress
 from legrad.fitting.checks import name_failure
 from legrad.fitting.data import Loaded
-from legrad.fitting.drive import LOST
+from legrad.fitting.drive import INTERRUPTED, LOST
 from legrad.fitting.judge import Judge
 from legrad.fitting.result import FitResult
 from legrad.fitting.step import Program
@@ -52,10 +52,24 @@ def finish(
         if elsewhere:
             words += f"; {result._other_modes()}"
         result = replace(result, status=f"{result.status} ({words})")
+    if best not in now.failures and ended != INTERRUPTED:
+        result = _checked(program, judge, now, best, result)
     judged = bool(now.watches)
-    if ended or best in now.failures or elsewhere or (judged and not result.converged):
+    if ended or best in now.failures or elsewhere or result.quadrature or (judged and not result.converged):
         warnings.warn(result.status, FitWarning, stacklevel=3)
     return result
+
+
+def _checked(program: Program, judge: Judge, now: Progress, start: int, result: FitResult) -> FitResult:
+    """The result, with what the quadrature of its gradient misses."""
+    try:
+        at, loaded = _end(program, now, start)[0], program.feed.load(max(0, now.at - 1))
+        quadrature = judge.quadrature(at, program.keys[start], loaded)
+    except Exception as error:  # a check must not lose the result
+        quadrature = f"the accuracy of the quadrature could not be checked ({error})"
+    if not quadrature:
+        return result
+    return replace(result, quadrature=quadrature, status=f"{result.status}. But {quadrature}")
 
 
 def _one(

@@ -6,7 +6,7 @@ For an element x of a latent, with q_a and q_b the guide at the two sets,
 
 For a Normal it is the shift of the mean in standard deviations, for a Bernoulli the change of its probability in
 standard deviations; a logit that drifts to infinity goes nowhere. The gain is the difference of the two ELBOs, with
-the same noise and minibatches in both.
+the same noise and minibatches in both. And whether the quadrature of the gradient was accurate where the fit ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from legrad import _compat
+from legrad.estimators.accuracy import concern, errors, quadrature_sites, worst
 from legrad.estimators.base import draws
+from legrad.estimators.local_expectation import LocalExpectation
 from legrad.fitting.data import Loaded
 from legrad.fitting.iterates import most
 from legrad.fitting.step import Program
@@ -25,6 +28,7 @@ from legrad.problem import Noise, Problem
 
 _DRAWS = 32
 _GAIN_DRAWS = 64
+_QUADRATURE_DRAWS = 4
 
 
 class Judge:
@@ -59,6 +63,20 @@ class Judge:
     def elbo(self, a: Any, key: jax.Array, loaded: Loaded, number: int = _GAIN_DRAWS) -> float:
         """The ELBO at unconstrained parameters; the same key gives the same noise."""
         return float(jnp.mean(self._elbos(a, jax.random.split(key, number), loaded)))
+
+    def quadrature(self, a: Any, key: jax.Array, loaded: Loaded) -> str:
+        """A sentence where more quadrature nodes would change the gradient at these parameters, or nothing."""
+        estimator = self.program.estimator
+        if not isinstance(estimator, LocalExpectation):
+            return ""
+        if not quadrature_sites(estimator, lambda u, draw: self._problem(u, loaded, draw), a, key):
+            return ""
+        found = _compat.jit_once(self._quadrature)(a, jax.random.split(key, _QUADRATURE_DRAWS), loaded)
+        return concern(estimator, worst(*jax.device_get(found)))
+
+    def _quadrature(self, a: Any, keys: jax.Array, loaded: Loaded) -> tuple[Any, Any]:
+        with known(loaded.arrays, self.program.feed.arrays):
+            return errors(self.program.estimator, lambda u, draw: self._problem(u, loaded, draw), a, keys)
 
     def _problem(self, unconstrained: Any, loaded: Loaded, draw: Any) -> Problem:
         program = self.program

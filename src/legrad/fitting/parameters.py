@@ -11,6 +11,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
+from legrad.handling import alone
 from legrad.problem import LogDensity
 
 Params = dict[str, Any]
@@ -39,15 +40,7 @@ class Parameters:
     ) -> None:
         given = dict(given or {})
         _check_finite(given)
-        of_guide, of_model = jax.random.split(key)
-        with handlers.seed(rng_seed=of_guide), handlers.trace() as trace, handlers.substitute(data=given):
-            guide(*args, **kwargs)
-        sites = _params(trace)
-        if not isinstance(model, LogDensity):
-            data = {name: site["value"] for name, site in trace.items() if site["type"] in _SHARED} | given
-            with handlers.seed(rng_seed=of_model), handlers.trace() as trace, handlers.substitute(data=data):
-                model(*args, **kwargs)
-            sites = _params(trace) | sites
+        sites = declared(model, guide, args, kwargs, key, given)
         unknown = sorted(set(given) - set(sites))
         if unknown:
             raise ValueError(
@@ -83,6 +76,68 @@ class Parameters:
 
 
 _SHARED = ("param", "sample", "plate")
+
+
+@alone
+def declared(
+    model: Callable[..., Any] | None,
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    key: jax.Array,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The sites of the `numpyro.param` statements of guide and model, by name; a model that is None has none."""
+    of_guide, of_model = jax.random.split(key)
+    with handlers.seed(rng_seed=of_guide), handlers.trace() as trace, handlers.substitute(data=given):
+        guide(*args, **kwargs)
+    sites = _params(trace)
+    if model is None or isinstance(model, LogDensity):
+        return sites
+    data = {name: site["value"] for name, site in trace.items() if site["type"] in _SHARED} | dict(given)
+    with handlers.seed(rng_seed=of_model), handlers.trace() as trace, handlers.substitute(data=data):
+        model(*args, **kwargs)
+    return _params(trace) | sites
+
+
+def require_same(
+    params: Mapping[str, Any],
+    model: Callable[..., Any] | None,
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    file: str,
+) -> None:
+    """Raise where model and guide do not have the parameters of a file, by names and shapes.
+
+    Args:
+        params: those of the file.
+        model: the model; None where it is not known, and parameters that the guide does not have may be its own.
+        guide: the guide.
+        args: their arguments.
+        kwargs: their keyword arguments.
+        file: its name, for the message.
+    """
+    sites = declared(model, guide, args, kwargs, jax.random.key(0), {})
+    lacks, more = sorted(set(sites) - set(params)), sorted(set(params) - set(sites)) if model is not None else []
+    remedy = "pass the model, guide and args that were fitted, or fit these"
+    if lacks or more:
+        says = [f"it has no parameter '{lacks[0]}', which they have"] if lacks else []
+        says += [f"it has a parameter '{more[0]}', which they do not have"] if more else []
+        raise ValueError(f"{file} is not of this model and guide: {', and '.join(says)}. Remedy: {remedy}")
+    for name, site in sites.items():
+        here, there = _shapes(site["value"]), _shapes(params[name])
+        for leaf in here | there:
+            if here.get(leaf) != there.get(leaf):
+                raise ValueError(
+                    f"{file} is not of this model, guide and data: parameter '{name}'{leaf} has the shape "
+                    f"{there.get(leaf)} in it, and {here.get(leaf)} here. Remedy: {remedy}"
+                )
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Of the leaves, by their paths."""
+    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _params(trace: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,13 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import Predictive
 
+from legrad.estimators import LocalExpectation
 from legrad.fitting import container
+from legrad.fitting.parameters import require_same
 from legrad.fitting.stopping import Phase
-from legrad.problem import Problem
+from legrad.handling import alone
+from legrad.problem import Noise, Problem
+from legrad.singlesite.report import listening
 
 if TYPE_CHECKING:
     from legrad.diagnostics.diagnosis import Diagnosis
@@ -41,6 +47,7 @@ class FitResult:
         error: the Monte Carlo error of the averaged parameters, in the unconstrained space; None if not averaged.
         restarts: with `restarts`, the results of all starts; this one is the best of them.
         elsewhere: of `restarts`, those that ended at another guide whose ELBO is not much worse.
+        quadrature: what more quadrature nodes would change, if that is more than 2% of the gradient: a sentence.
         clock: rows of (steps done, seconds of running so far), one after each chunk of compiled steps; the first
             step's seconds are mostly those of compiling.
         problem: model, guide, parameters and data, for what is computed from the fit.
@@ -63,9 +70,26 @@ class FitResult:
     optimizer_state: Any = field(repr=False)
     restarts: tuple[FitResult, ...] = field(default=(), repr=False)
     elsewhere: tuple[int, ...] = field(default=(), repr=False)
+    quadrature: str = field(default="", repr=False)
+
+    @cached_property
+    def method(self) -> str:
+        """The estimator's name, and which latents it treats otherwise than its settings say, and why."""
+        if not isinstance(self.estimator, LocalExpectation):
+            return self.estimator_name
+        estimator, problem = self.estimator, self.problem
+
+        def look(params: Any, key: jax.Array) -> None:
+            at = replace(problem, params=params)
+            estimator.arrange(at, Noise(*jax.random.split(key)))
+
+        with listening() as found, alone:
+            jax.eval_shape(look, dict(problem.params), jax.random.key(0))
+        other = [f"{site} is {how}" for site, how in found.methods.items() if "would cost" in how]
+        return "; ".join([self.estimator_name, *other])
 
     @property
-    def method(self) -> str:
+    def estimator_name(self) -> str:
         """The estimator's name."""
         return self.estimator if isinstance(self.estimator, str) else type(self.estimator).__name__
 
@@ -79,8 +103,11 @@ class FitResult:
         """
         params = jax.tree.map(jnp.asarray, self.params)  # without the rows of the last minibatch
         other = replace(self.problem, params=params, args=args, kwargs=kwargs, model=model or self.problem.model)
+        if isinstance(self.estimator, str) and not _can_run(self.problem):  # loaded without its arguments
+            _require_same(self.params, other, "the file")
         return replace(self, problem=other)
 
+    @alone
     def sample(self, key: jax.Array, num_samples: int = 1000) -> dict[str, jax.Array]:
         """Draws from the fitted guide: for each latent an array with a leading axis of draws."""
         problem = self.problem
@@ -90,6 +117,7 @@ class FitResult:
         values = draw(key, *problem.args, **problem.kwargs)
         return {name: value for name, value in values.items() if name not in self._auxiliary()}
 
+    @alone
     def _auxiliary(self) -> set[str]:
         with handlers.trace() as trace, handlers.seed(rng_seed=0), handlers.substitute(data=self.params):
             self.problem.guide(*self.problem.args, **self.problem.kwargs)
@@ -110,13 +138,16 @@ class FitResult:
         return elbo_estimate(self.problem, key, n)
 
     def diagnose(self, key: jax.Array, n: int = 16_000) -> Diagnosis:
-        """All that is known against this fit: convergence, other modes, k-hat, and moments after reweighting."""
+        """All that is known against this fit: convergence, other modes, quadrature, k-hat, and reweighted moments."""
         from legrad.diagnostics.diagnosis import diagnose
+        from legrad.diagnostics.quadrature_error import quadrature_concern
 
         found = diagnose(self.problem, key, n)
         against = [] if self.converged else [f"the fit has not converged: {self.status}"]
         if self.elsewhere:
             against.append(self._other_modes())
+        if quadrature := quadrature_concern(self, key):
+            against.append(quadrature)
         return replace(found, flags=[*against, *found.flags])
 
     def _other_modes(self) -> str:
@@ -149,10 +180,10 @@ class FitResult:
 
     def _described(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         trees = {name: getattr(self, name) for name in _ARRAYS}
-        plain = {name: getattr(self, name) for name in ("converged", "status", "steps", "seconds")}
+        plain = {name: getattr(self, name) for name in ("converged", "status", "steps", "seconds", "quadrature")}
         phases = [vars(phase) for phase in self.phases]
         trees = {name: container.described(tree, arrays) for name, tree in trees.items() if tree is not None}
-        return plain | {"trees": trees, "phases": phases, "estimator": self.method}
+        return plain | {"trees": trees, "phases": phases, "estimator": self.estimator_name}
 
 
 _ARRAYS = ("params", "elbo", "gradient_variance", "error", "clock")
@@ -175,6 +206,10 @@ def load(
         args: arguments of model and guide.
         kwargs: keyword arguments of model and guide.
 
+    Raises:
+        ValueError: where the parameters of model and guide are not those of the file; without the arguments of the
+            fit that shows at `result.on(...)`.
+
     Example:
         >>> result.save("fit.legrad")
         >>> legrad.load("fit.legrad", model, guide, args=(X, y)).sample(key, 1000)
@@ -188,6 +223,7 @@ def load(
             **({"error": None} | trees),
             converged=numbers["converged"],
             status=numbers["status"],
+            quadrature=numbers.get("quadrature", ""),
             steps=numbers["steps"],
             seconds=numbers["seconds"],
             phases=tuple(Phase(**phase) for phase in numbers["phases"]),
@@ -198,7 +234,31 @@ def load(
         )
 
     restarts = tuple(rebuilt(one) for one in numbers["restarts"])
-    return rebuilt(numbers, restarts=restarts, elsewhere=tuple(numbers["elsewhere"]))
+    result = rebuilt(numbers, restarts=restarts, elsewhere=tuple(numbers["elsewhere"]))
+    if _can_run(result.problem):
+        _require_same(result.params, result.problem, f"'{path}'")
+    return result
+
+
+def _can_run(problem: Problem) -> bool:
+    """Whether there is a guide, and the arguments of guide and model."""
+    if _is_missing(problem.guide):
+        return False
+    try:
+        for program in (problem.guide, problem.model):
+            inspect.signature(program).bind(*problem.args, **problem.kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _require_same(params: Mapping[str, Any], problem: Problem, file: str) -> None:
+    model = None if _is_missing(problem.model) else problem.model
+    require_same(params, model, problem.guide, problem.args, problem.kwargs, file)
+
+
+def _is_missing(program: Any) -> bool:
+    return bool(getattr(program, "missing", False))
 
 
 def _missing(what: str, path: Any) -> Callable[..., Any]:
@@ -208,4 +268,5 @@ def _missing(what: str, path: Any) -> Callable[..., Any]:
             f"legrad.load({str(path)!r}, model, guide, args=...)"
         )
 
+    refuse.missing = True  # type: ignore[attr-defined]
     return refuse

@@ -18,6 +18,7 @@ from numpyro.infer.elbo import ELBO
 from legrad.fitting.data import Feed, Loaded
 from legrad.fitting.iterates import Blocks
 from legrad.fitting.parameters import Parameters
+from legrad.handling import alone
 from legrad.known import known
 
 
@@ -75,6 +76,7 @@ class Program:
         self.estimator, self.optimizer, self.feed, self.keys = estimator, optimizer, feed, keys
         self._advance = jax.jit(self._advance_all)  # of this object: a static `self` would stay in JAX's cache
 
+    @alone
     def loss(self, unconstrained: dict[str, Any], key: jax.Array, loaded: Loaded, step: Any) -> jax.Array:
         """The negative ELBO of one step."""
         args, kwargs, plates = self.feed.at(loaded, step)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.auto import auto
+from legrad.singlesite.auto import auto, auto_totals, auto_work
 from legrad.singlesite.brute import brute
 
 METHODS = ("auto", "brute")
@@ -41,18 +41,11 @@ def single_site(
         >>> legrad.single_site(lambda x: (x**2).sum(), jnp.array([1.0, 2.0]), jnp.zeros((1, 2)))
         Array([[4., 1.]], dtype=float32)
     """
+    f, x = _looked_up(f), _arrays(x)
     _check(x, candidates, method)
     if method == "brute":
         return brute(f, x, candidates, memory=memory)
-    here, changes = auto(f, x, candidates, memory=memory)
-    is_result = _is_result(here)
-
-    def add() -> Any:
-        return jax.tree.map(lambda change: jax.tree.map(jnp.add, here, change), changes, is_leaf=is_result)
-
-    # A pivot that f forbids, f(x) = -inf, says nothing about its neighbours: a sum with it would be NaN.
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(v)) for v in jax.tree.leaves(here)] or [jnp.array(True)]))
-    return jax.lax.cond(finite, add, lambda: brute(f, x, candidates, memory=memory))
+    return auto(f, x, candidates, memory=memory, differences=False)
 
 
 def single_site_differences(
@@ -69,15 +62,66 @@ def single_site_differences(
     The arguments are those of `single_site`, and `at_pivot`, the value f(x) where it is known already. Differences
     are taken term by term where `f` returns arrays of terms.
     """
+    f, x = _looked_up(f), _arrays(x)
     _check(x, candidates, method)
     if method == "auto":
-        return auto(f, x, candidates, memory=memory)[1]
+        return auto(f, x, candidates, memory=memory, differences=True)
     return brute(f, x, candidates, memory=memory, pivot=f(x) if at_pivot is None else at_pivot)
 
 
-def _is_result(here: Any) -> Callable[[Any], bool]:
-    structure: Any = jax.tree.structure(here)
-    return lambda tree: bool(structure == jax.tree.structure(tree))
+def single_site_totals(
+    f: Callable[[Any], tuple[Any, ...]], x: Any, candidates: Any, method: str = "auto", *, at_pivot: Any = None
+) -> Any:
+    """As `single_site_differences`, each of the pytrees that `f` returns as a tuple added up to one number."""
+    _check(x, candidates, method)
+    if method == "auto":
+        return auto_totals(f, x, candidates, memory=MEMORY)
+    pivot = f(x) if at_pivot is None else at_pivot
+    found = brute(f, x, candidates, memory=MEMORY, pivot=pivot)
+    whole: Any = jax.tree.structure(pivot)
+
+    def add_up(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(sum(jax.tree.leaves(part), start=jnp.zeros(())) for part in parts)
+
+    return jax.tree.map(add_up, found, is_leaf=lambda tree: bool(jax.tree.structure(tree) == whole))
+
+
+class Work(NamedTuple):
+    """What the changes of a leaf cost, and what one evaluation of f costs, in numbers computed."""
+
+    changes: int
+    evaluation: int
+
+
+def single_site_work(f: Callable[[Any], Any], x: Mapping[str, Any], count: int) -> dict[str, Work]:
+    """The estimated cost of all changes of each leaf with so many candidates. Nothing is computed."""
+    found: dict[str, Work] = {}
+
+    def trace(x: dict[str, Any]) -> None:
+        found.update({name: Work(*work) for name, work in auto_work(f, x, count, MEMORY).items()})
+
+    jax.eval_shape(trace, dict(x))
+    return found
+
+
+def _arrays(x: Any) -> Any:
+    """JAX arrays in the place of NumPy's, which cannot be looked up in with an element that moves."""
+    return jax.tree.map(jnp.asarray, x)
+
+
+def _looked_up(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """f, with a sentence where it looks a traced element up in a NumPy array of its own."""
+
+    def run(x: Any) -> Any:
+        try:
+            return f(x)
+        except jax.errors.TracerArrayConversionError as error:
+            raise TypeError(
+                "f gives NumPy an element of x, which JAX traces: a NumPy array that f looks up in (table[x]) must "
+                "be a JAX array, jnp.asarray(table), and functions of x must be those of jax.numpy"
+            ) from error
+
+    return run
 
 
 def _check(x: Any, candidates: Any, method: str) -> None:

@@ -5,44 +5,93 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.brute import brute
+from legrad.singlesite.accuracy import far_off
 from legrad.singlesite.follow import follow
 from legrad.singlesite.labelled import E, K
-from legrad.singlesite.plan import Plan, make_plan
+from legrad.singlesite.plan import Plan, make_plan, work_of
 from legrad.singlesite.program import Program
+from legrad.singlesite.recompute import recompute
 from legrad.singlesite.report import is_listening, tell
+from legrad.singlesite.together import any_of
 
 Tree = Any
+Found = dict[int, jax.Array]
 
 
-def auto(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int) -> tuple[Tree, Tree]:
-    """f at the pivot and its differences, for each element and candidate.
+def auto(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, differences: bool) -> Tree:
+    """The differences of f from the pivot, or its values, for each element and candidate.
 
     Returns:
-        f(x), its arrays of terms summed, and the structure of `candidates`, each leaf holding f's own structure.
+        The structure of `candidates`, each leaf holding f's own structure; arrays of terms are summed.
     """
+
+    def whole(program: Program, here: dict[int, jax.Array], found: Found, shape: tuple[int, ...]) -> Tree:
+        rest = {o: jnp.full(shape, 0 if differences else h, h.dtype) for o, h in here.items() if o not in found}
+        return jax.tree.unflatten(program.structure, [(found | rest)[o] for o in program.outputs])
+
+    return _each(f, x, candidates, memory, differences, whole)
+
+
+def auto_totals(f: Callable[[Tree], tuple[Tree, ...]], x: Tree, candidates: Tree, *, memory: int) -> Tree:
+    """As `auto`, for differences, each part of what f returns added up: what an element does not touch costs nothing.
+
+    Returns:
+        The structure of `candidates`, each leaf holding a tuple.
+    """
+
+    def totals(program: Program, here: dict[int, jax.Array], found: Found, shape: tuple[int, ...]) -> Tree:
+        parts, ahead = [], list(program.outputs)
+        children: list[Any] = list(jax.tree_util.treedef_children(program.structure))
+        for part in children:
+            mine, ahead = ahead[: part.num_leaves], ahead[part.num_leaves :]
+            touched = [found[o] for o in mine if o in found]
+            dtype = jnp.result_type(*(here[o] for o in mine)) if mine else jnp.result_type(float)
+            parts.append(sum(touched) if touched else jnp.zeros(shape, dtype))
+        return tuple(parts)
+
+    return _each(f, x, candidates, memory, True, totals)
+
+
+def auto_work(f: Callable[[Tree], Tree], x: dict[str, Any], count: int, memory: int) -> dict[str, tuple[int, int]]:
+    """For each leaf the work of its changes with so many candidates, and that of one evaluation of f."""
+    program = Program(f, x)
+    leaves = jax.tree.leaves(x)
+    values, whole = program.evaluate(leaves), work_of(program, program.ops)
+    found = {}
+    for name, number, leaf in zip(sorted(x), program.inputs, leaves, strict=True):
+        plan = make_plan(program, number, values, (count, *leaf.shape), memory)
+        found[name] = min(plan.work, plan.brute_work), whole
+    return found
+
+
+def _each(
+    f: Callable[[Tree], Tree],
+    x: Tree,
+    candidates: Tree,
+    memory: int,
+    differences: bool,
+    assemble: Callable[..., Tree],
+) -> Tree:
+    """Treat the leaves of x one by one, and put together what was found of each."""
     x = jax.tree.map(jnp.asarray, x)
     leaves, structure = jax.tree.flatten(x)
     program = Program(f, x)
     values = pivot(program, leaves)
-    results = []
+    here = {o: jnp.sum(values[o]) for o in program.outputs}
     names = [_name(path) for path, _ in jax.tree.leaves_with_path(x)]
-    for at, (leaf, choices) in enumerate(zip(leaves, jax.tree.leaves(candidates), strict=True)):
-        number = program.inputs[at]
-
-        def one(moved: jax.Array, at: int = at) -> Tree:
-            return f(jax.tree.unflatten(structure, [*leaves[:at], moved, *leaves[at + 1 :]]))
-
+    results = []
+    for number, name, leaf, choices in zip(program.inputs, names, leaves, jax.tree.leaves(candidates), strict=True):
         choices = jnp.asarray(choices, leaf.dtype)
-        results.append(_leaf(program, number, names[at], values, choices, memory, one))
-    here = jax.tree.unflatten(program.structure, [jnp.sum(values[i]) for i in program.outputs])
-    return here, jax.tree.unflatten(structure, results)
+        found = _leaf(program, number, name, leaves, values, choices, memory, differences)
+        results.append(assemble(program, here, found, (len(choices), *leaf.shape)))
+    return jax.tree.unflatten(structure, results)
 
 
 def pivot(program: Program, leaves: list[jax.Array]) -> dict[int, Any]:
@@ -58,23 +107,48 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 def _leaf(
-    program: Program, number: int, name: str, values: dict[int, Any], choices: jax.Array, memory: int, f: Any
-) -> Tree:
-    full = (len(choices), *program.shapes[number])
-    if math.prod(full) == 0 or program.dependents(number).isdisjoint(program.outputs):
+    program: Program,
+    number: int,
+    name: str,
+    leaves: list[jax.Array],
+    values: dict[int, Any],
+    choices: jax.Array,
+    memory: int,
+    differences: bool,
+) -> Found:
+    """The outputs that one leaf touches, by number."""
+    if 0 in (len(choices), *program.shapes[number]) or not program.touched(number):
         tell(name, program, number, len(choices), None)
-        totals = [jnp.zeros(full, jnp.sum(values[i]).dtype) for i in program.outputs]
-        return jax.tree.unflatten(program.structure, totals)
+        return {}
     plan = make_plan(program, number, values, choices.shape, memory, whole=is_listening())
     tell(name, program, number, len(choices), plan)
+    again = partial(recompute, program, number, leaves, choices, memory, differences)
     if plan.brute:
-        here = jax.tree.unflatten(program.structure, [values[i] for i in program.outputs])
-        return brute(f, values[number], choices, memory=memory, pivot=here)
-    return jax.tree.unflatten(program.structure, run(program, number, values, choices, plan))
+        return again(None)
+    found, lost = run(program, number, values, choices, plan)
+    if lost is not None:
+        lost = reduce(jnp.logical_or, map(jnp.isnan, found.values()), lost)
+    if not differences:
+        here = {o: jnp.sum(values[o]) for o in found}
+        found = {o: here[o] + d for o, d in found.items()}
+        for o in found:
+            if jnp.issubdtype(here[o].dtype, jnp.floating):
+                gone = far_off(here[o].dtype, found[o], jnp.abs(here[o]))
+                lost = gone if lost is None else lost | gone
+    if lost is None:
+        return found
+
+    def mended() -> Found:
+        return {o: jnp.where(lost, r, found[o]) for o, r in again(lost).items()}
+
+    # Where nothing is lost, this costs nothing.
+    return jax.lax.cond(any_of(jnp.any(lost)), mended, lambda: found)
 
 
-def run(program: Program, number: int, values: dict[int, Any], choices: jax.Array, plan: Plan) -> list[jax.Array]:
-    """The differences of all outputs by a plan: at once, or block after block."""
+def run(
+    program: Program, number: int, values: dict[int, Any], choices: jax.Array, plan: Plan
+) -> tuple[Found, jax.Array | None]:
+    """The differences of the touched outputs by a plan, at once or in blocks; and where they have lost digits."""
     if not plan.blocked:
         return follow(program, number, values, plan.site(), choices)
     axes = [K, *(E(j) for j in range(choices.ndim - 1))]
@@ -84,12 +158,13 @@ def run(program: Program, number: int, values: dict[int, Any], choices: jax.Arra
     firsts = [[min(i * size, n - size) for i in range(-(-n // size))] for size, n in zip(sizes, full, strict=True)]
     grid = jnp.asarray(np.array(list(itertools.product(*firsts)), np.int32))
 
-    def block(i: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+    def block(i: jax.Array, totals: Any) -> Any:
         first = list(grid[i])
         starts = {axis: start for axis, start in zip(axes, first, strict=True) if axis in plan.blocked}
         part = jax.lax.dynamic_slice(choices, first, plan.block)  # from 0 where the candidates are those of all
         found = follow(program, number, values, plan.site(starts), part)
-        return [jax.lax.dynamic_update_slice(t, d, first) for t, d in zip(totals, found, strict=True)]
+        return jax.tree.map(lambda t, d: jax.lax.dynamic_update_slice(t, d, first), totals, found)
 
-    totals = [jnp.zeros(full, jnp.sum(values[i]).dtype) for i in program.outputs]
-    return jax.lax.fori_loop(0, math.prod(map(len, firsts)), block, totals)
+    totals = {o: jnp.zeros(full, jnp.sum(values[o]).dtype) for o in program.touched(number)}
+    lost = jnp.zeros(full, bool) if plan.watched else None
+    return jax.lax.fori_loop(0, math.prod(map(len, firsts)), block, (totals, lost))

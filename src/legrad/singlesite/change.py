@@ -5,22 +5,31 @@
 
 A factor seldom has both the candidates' axis and those of the value: a sum over the value's axes then costs nothing
 for each candidate. The first nonlinear function of such a value makes it New.
+
+What is known as a value stays one: until a sum over touched positions makes it a difference for good, a Lazy change
+can also be had as New, computed as the program computes it. After such a sum the value is base + difference, and
+where that has too few digits for what the value is used for, the element and candidate are flagged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from legrad.singlesite import accuracy
+from legrad.singlesite.accuracy import ABSOLUTE, Need
 from legrad.singlesite.labelled import Axis, E, Labelled, M, Order, V, arrange
-from legrad.singlesite.layout import Layout, Rows, as_window, from_keys, keys, rows, union
+from legrad.singlesite.layout import Layout, Rows, from_keys, keys, rows, union
+from legrad.singlesite.reading import pick, sum_into
+from legrad.singlesite.together import any_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +46,19 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Lazy:
-    """A change as a sum of pieces."""
+    """A change as a sum of pieces.
+
+    Attributes:
+        pieces: what is added to the value at the pivot.
+        direct: gives the same change as New, computed from its operands' values instead of as base + pieces.
+        known: whether no value on that way was formed as base + difference: then `direct` has lost no digits.
+        need: what the value is used for.
+    """
 
     pieces: tuple[Piece, ...]
+    direct: Callable[[], New] | None = None
+    known: bool = False
+    need: Need = ABSOLUTE
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +82,8 @@ class Site:
         starts: where the block begins, by axis.
         order: the order of axes in memory.
         sparse: whether lists of entries may be used.
+        flags: for elements and candidates, whether digits were lost on the way.
+        marked: whether a NaN in the results may mean so, too.
     """
 
     shape: tuple[int, ...]
@@ -70,6 +91,10 @@ class Site:
     starts: dict[Axis, Any] = field(default_factory=dict)
     order: Order = field(default_factory=Order)
     sparse: bool = True
+    flags: list[Labelled] = field(default_factory=list)
+    marked: bool = False
+    _watched: dict[int, Lazy] = field(default_factory=dict)
+    _values: dict[int, tuple[Lazy, New]] = field(default_factory=dict)
 
     def index(self, j: int) -> Labelled:
         """The elements' own index along axis j of the latent."""
@@ -219,12 +244,94 @@ class Site:
     def as_new(self, change: Change, base: Any, layout: Layout) -> Labelled:
         """The changed value at the places of a layout that is no narrower than its own."""
         shape, here = jnp.shape(base), self.take(base, layout)
+        if isinstance(change, Lazy) and change.direct is not None:
+            change = self.directly(change)
         if isinstance(change, New):
             return self.overlay(here, change.value, change.layout, layout, shape)
-        total = here
+        products = [self.product(piece, layout, shape) for piece in change.pieces]
+        total = reduce(lambda a, b: self.order.combine(jnp.add, a, b), products, here)
+        if not change.need.points or change.need.hides_nan or not jnp.issubdtype(base.dtype, jnp.floating):
+            self.watch(change, base)
+            return total
+        # A NaN marks what is lost, and shows in the result: that is cheaper than to look for it here.
+        self.marked = True
+        mark = lambda new, *parts: jnp.where(_lost(change.need, new, *parts), jnp.nan, new)  # noqa: E731
+        return self.order.combine(mark, total, here, *(products if len(products) > 1 else ()))
+
+    def directly(self, change: Lazy) -> New:
+        """A change as values, made once."""
+        assert change.direct is not None
+        if id(change) not in self._values:
+            self._values[id(change)] = change, change.direct()
+        return self._values[id(change)][1]
+
+    def moved(self, change: Lazy, pieces: Sequence[Piece], move: Callable[[New], Change]) -> Lazy:
+        """A change after something that only moves numbers: `move` does to values what was done to the pieces."""
+
+        def direct() -> New:
+            new = move(self.directly(change))
+            assert isinstance(new, New)
+            return new
+
+        return replace(change, pieces=tuple(pieces), direct=None if change.direct is None else direct)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside a branch of a condition: values made there must not stay when it is left."""
+        before, self._values = self._values, dict(self._values)
+        try:
+            yield
+        finally:
+            self._values = before
+
+    def watch(self, change: Lazy, base: Any) -> None:
+        """Flag the elements and candidates whose values, as base + pieces, have too few digits for their use."""
+        dtype, need = base.dtype, change.need
+        if not need.value or id(change) in self._watched or not jnp.issubdtype(dtype, jnp.floating):
+            return
+        self._watched[id(change)] = change
+        shape = jnp.shape(base)
+        layout = self.union(self.layouts(change), shape)
+        here = self.take(base, layout)
+
+        def lost() -> Labelled:
+            products = [self.product(piece, layout, shape) for piece in change.pieces]
+            new = reduce(lambda a, b: self.order.combine(jnp.add, a, b), products, here)
+            parts = [here, *products] if len(products) > 1 else [here]
+            return self._flagged(layout, self.order.combine(partial(_lost, need), new, *parts), shape)
+
+        if need.points:
+            self.flags.append(lost())
+            return
+        small = jnp.max(jnp.abs(here.data), initial=0.0) <= accuracy.largest(dtype)  # not so for NaN
         for piece in change.pieces:
-            total = self.order.combine(jnp.add, total, self.product(piece, layout, shape))
-        return total
+            one = len(change.pieces) == 1
+            factors = [factor for factor in piece.factors if not (one and factor.has("v"))]
+            size = reduce(jnp.multiply, [jnp.max(jnp.abs(f.data), initial=0.0) for f in factors], jnp.ones((), dtype))
+            small &= (size < jnp.inf) if one else (size <= accuracy.largest(dtype))
+        axes: list[tuple[Axis, ...]] = []
+
+        def found() -> jax.Array:
+            flagged = lost()
+            axes.append(flagged.axes)
+            return flagged.data
+
+        like = jax.eval_shape(found)
+        data = jax.lax.cond(any_of(~small), found, lambda: jnp.zeros(like.shape, bool))
+        self.flags.append(Labelled(data, axes[0]))
+
+    def flag(self, layout: Layout, lost: Labelled, shape: tuple[int, ...]) -> None:
+        """Flag the elements and candidates for which something is true somewhere on a layout."""
+        self.flags.append(self._flagged(layout, lost, shape))
+
+    def _flagged(self, layout: Layout, lost: Labelled, shape: tuple[int, ...]) -> Labelled:
+        over = tuple(i for i, axis in enumerate(lost.axes) if axis[0] == "v")
+        found = Labelled(jnp.any(lost.data, axis=over), tuple(axis for axis in lost.axes if axis[0] != "v"))
+        if M not in found.axes:
+            return found
+        count = Piece(layout, (Labelled(found.data.astype(jnp.int32), found.axes),))
+        number = self.order.multiply(self.sum_entries(count, layout.listed(), shape).factors)
+        return Labelled(number.data > 0, number.axes)
 
     def overlay(self, under: Labelled, value: Labelled, old: Layout, new: Layout, shape: tuple[int, ...]) -> Labelled:
         """`value` where the old layout reaches, `under` elsewhere."""
@@ -265,7 +372,7 @@ class Site:
                 Piece(p.layout, tuple(Labelled(f.data.astype(dtype), f.axes) for f in p.factors))
                 for p in change.pieces
             ]
-            return Lazy(tuple(cast))
+            return self.moved(change, cast, lambda new: self.cast(new, base, dtype))
         layout = self.union(self.layouts(change), tuple(base.shape))
         value = self.as_new(change, base, layout)
         return New(layout, Labelled(value.data.astype(dtype), value.axes))
@@ -277,7 +384,8 @@ class Site:
             return change
         shape = tuple(base.shape)
         if isinstance(change, Lazy):
-            return Lazy(tuple(self.sum_entries(piece, listed, shape) for piece in change.pieces))
+            pieces = [self.sum_entries(piece, listed, shape) for piece in change.pieces]
+            return self.moved(change, pieces, lambda new: self.loosen(new, base, axes))
         layout = self.union([change.layout], shape, listed)
         return New(layout, self.as_new(change, base, layout))
 
@@ -303,7 +411,7 @@ class Site:
         if isinstance(change, New):
             return New(broad(change.layout), change.value.rename(names))
         pieces = [Piece(broad(p.layout), tuple(f.rename(names) for f in p.factors)) for p in change.pieces]
-        return Lazy(tuple(pieces))
+        return self.moved(change, pieces, lambda new: self.broadcast(new, base, into, shape))
 
     def masked(self, factors: Sequence[Labelled], mask: Labelled) -> tuple[Labelled, ...]:
         """A product that is zero outside a mask, also where a factor is infinite there."""
@@ -344,91 +452,20 @@ class Site:
             found, target = np.unique(key, return_inverse=True)
             entries, order = from_keys(found, covered, kept, self.shape, value_shape)
             back = np.argsort(order)
-            data = _sum_into(data, back[target.reshape(-1)], (len(found),), before=len(before))
+            data = sum_into(data, back[target.reshape(-1)], (len(found),), before=len(before))
             return Piece(Layout(tuple(where), entries), (Labelled(data, (*before, M, *after)),))
         full = tuple(self.shape[j] for j in covered)
-        data = _sum_into(data, key, full, layout.entries.runs, len(before), layout.entries.chunk)
+        data = sum_into(data, key, full, layout.entries.runs, len(before), layout.entries.chunk)
         return Piece(Layout(tuple(where)), (Labelled(data, (*before, *map(E, covered), *after)).squeezed(),))
+
+
+def _lost(need: Need, new: Any, *parts: Any) -> Any:
+    """Where a sum of parts has too few digits. Where one part cancels the base, the base is the largest of them."""
+    most = reduce(jnp.maximum, map(jnp.abs, parts))
+    far = accuracy.far_off(new.dtype, new, most)
+    return far | accuracy.too_near(new.dtype, new, most, need.points) if need.points else far
 
 
 def holds_differences(dtype: Any) -> bool:
     """Whether the difference of two numbers of a type is a number of that type."""
     return bool(jnp.issubdtype(dtype, jnp.floating) or dtype in (jnp.int32, jnp.int64))
-
-
-def pick(
-    data: jax.Array, index: np.ndarray, shape: Sequence[int], runs: tuple[int, ...] = (), before: int = 0
-) -> jax.Array:
-    """Rows of an array; -1 stands for any finite number. Runs are read as slices, all else by a gather.
-
-    Args:
-        data: `before` axes, then axes of `shape`, then others.
-        index: numbers of positions in `shape`.
-        shape: the axes that become one.
-        runs: where runs of neighbouring positions begin, and the end of the last.
-        before: how many axes come first.
-    """
-    lead, rest = data.shape[:before], data.shape[before + len(shape) :]
-    whole = (slice(None),) * before
-    if runs:
-        parts = []
-        for start, stop in pairwise(runs):
-            part, window = index[start:stop], as_window(index[start:stop], shape)
-            if window is not None:
-                parts.append(data[(*whole, *window)].reshape(*lead, -1, *rest))
-            elif (part < 0).all():
-                parts.append(jnp.zeros((*lead, len(part), *rest), data.dtype))
-            else:
-                break
-        else:
-            return jnp.concatenate(parts, axis=before) if len(parts) > 1 else parts[0]
-    flat = data.reshape(*lead, -1, *rest)
-    if len(index) == math.prod(shape) and np.array_equal(index, np.arange(len(index))):
-        return flat
-    taken = flat.at[(*whole, np.maximum(index, 0).astype(np.int32))].get(mode="promise_in_bounds")
-    return jax.lax.optimization_barrier(taken)  # a gather inside a loop of function values would keep it from SIMD
-
-
-def _sum_windows(
-    data: jax.Array, target: np.ndarray, shape: tuple[int, ...], runs: tuple[int, ...], before: int
-) -> jax.Array | None:
-    """The sum of runs, each put in its window of an array; None where a run is no window."""
-    lead, rest, total = data.shape[:before], data.shape[before + 1 :], None
-    for start, stop in pairwise(runs):
-        window = as_window(target[start:stop], shape)
-        if window is None:
-            return None
-        part = jax.lax.slice_in_dim(data, start, stop, axis=before)
-        part = part.reshape(*lead, *(w.stop - w.start for w in window), *rest)
-        padding = [(w.start, n - w.stop, 0) for w, n in zip(window, shape, strict=True)]
-        padding = [*((0, 0, 0) for _ in lead), *padding, *((0, 0, 0) for _ in rest)]
-        part = jax.lax.pad(part, jnp.zeros((), data.dtype), padding)
-        total = part if total is None else total + part
-    return total
-
-
-def _sum_into(
-    data: jax.Array,
-    target: np.ndarray,
-    shape: tuple[int, ...],
-    runs: tuple[int, ...] = (),
-    before: int = 0,
-    chunk: int = 1,
-) -> jax.Array:
-    """The sum of the rows of `data` for each target, in place of the axis of rows an array of some shape."""
-    count, lead, rest = math.prod(shape), data.shape[:before], data.shape[before + 1 :]
-    total = _sum_windows(data, target, shape, runs, before) if runs else None
-    if total is not None:
-        return total
-    if len(target) == count and np.array_equal(target, np.arange(count)):
-        return data.reshape(*lead, *shape, *rest)
-    if chunk > 1:
-        data = data.reshape(*lead, -1, chunk, *rest).sum(axis=before + 1, dtype=data.dtype)
-    return _scatter(data, target[::chunk], count, before).reshape(*lead, *shape, *rest)
-
-
-def _scatter(data: jax.Array, target: np.ndarray, count: int, axis: int) -> jax.Array:
-    total = jax.ops.segment_sum(
-        jnp.moveaxis(data, axis, 0), jnp.asarray(target, jnp.int32), num_segments=count, mode="promise_in_bounds"
-    )
-    return jnp.moveaxis(total, 0, axis)

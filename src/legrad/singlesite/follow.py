@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from legrad.singlesite.accuracy import Need, needs
 from legrad.singlesite.change import Change, Lazy, New, Site
-from legrad.singlesite.labelled import E, K, Labelled
+from legrad.singlesite.labelled import E, K, Labelled, spread
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.program import Op, Program
 from legrad.singlesite.rules import RULES, Operand, Step, fallback
@@ -49,8 +51,11 @@ def follow(
     site: Site,
     candidates: jax.Array,
     met: Callable[[Met], None] | None = None,
-) -> list[jax.Array]:
-    """The difference of every output, summed over its numbers, for every candidate and element of a block.
+) -> tuple[dict[int, jax.Array], jax.Array | None]:
+    """The difference of every touched output, summed over its numbers, for every candidate and element of a block.
+
+    The second result says for which candidates and elements digits were lost on the way: their differences must be
+    found in another way. It is None where nothing can be lost.
 
     Args:
         program: the traced function.
@@ -61,21 +66,38 @@ def follow(
         met: told of every operation that the change reaches.
     """
     changes: dict[int, Change] = {number: _start(site, candidates)}
-    for op in program.ops:
+    reached, need = _reached(program, number)
+    for op in reached:
         if not any(i in changes for i in op.inputs):
             continue
         operands = {i: Operand(values[i], changes.get(i), partial(program.read, i)) for i in op.inputs}
         here = [values[i] for i in op.outputs]
         summed = program.summed.get(op.outputs[0], frozenset()) if op.outputs else frozenset[int]()
-        step = Step(site, op.eqn, [operands[i] for i in op.inputs], here, summed)
+        asked = reduce(or_, [need[i] for i in op.outputs])
+        step = Step(site, op.eqn, [operands[i] for i in op.inputs], here, summed, need=asked)
         rule = RULES.get(op.name)
         results = fallback(step) if rule is None else rule(step)
         for i, change in zip(op.outputs, results, strict=True):
             if change is not None:
-                changes[i] = change
+                changes[i] = replace(change, need=need[i]) if isinstance(change, Lazy) else change
         if met is not None:
             met(_met(op, step, results, rule is not None))
-    return [_total(site, changes.get(i), values[i]) for i in program.outputs]
+    return {o: _total(site, changes.get(o), values[o]) for o in program.touched(number)}, _flags(site)
+
+
+def _reached(program: Program, number: int) -> tuple[list[Op], dict[int, Need]]:
+    """The operations that a change of one input reaches, and what each changing value is used for."""
+    reached = program.reached(number)
+    return reached, needs(program, reached, program.dependents(number))
+
+
+def _flags(site: Site) -> jax.Array | None:
+    """The elements and candidates for which digits were lost; None if nothing needed to be watched."""
+    if not site.flags and not site.marked:
+        return None
+    axes = [K, *(E(j) for j in range(len(site.shape)))]
+    flags = [spread(flag, axes, site.sizes) for flag in site.flags]
+    return reduce(jnp.logical_or, flags) if flags else jnp.zeros([site.sizes[axis] for axis in axes], bool)
 
 
 def _start(site: Site, candidates: jax.Array) -> Change:

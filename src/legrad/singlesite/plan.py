@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from legrad.singlesite.change import Site
 from legrad.singlesite.follow import Met, depth, follow
 from legrad.singlesite.labelled import Axis, E, K, Order
-from legrad.singlesite.program import Program
+from legrad.singlesite.program import Op, Program
 from legrad.singlesite.rules.elementwise import RULES as ELEMENTWISE
 
 LITTLE = 1 << 14  # numbers
@@ -40,6 +41,7 @@ class Plan:
         sparse: whether lists of entries are used.
         values_first: the order of axes in memory.
         met: the operations that the change reaches.
+        watched: whether digits may be lost on the way.
         peak: bytes held at once by one block, about.
         work: how many multiplications and function values, about.
         brute_work: the same for evaluating the whole program each time.
@@ -52,6 +54,7 @@ class Plan:
     sparse: bool = True
     values_first: bool = False
     met: list[Met] = field(default_factory=list)
+    watched: bool = False
     peak: int = 0
     work: int = 0
     brute_work: int = 0
@@ -88,7 +91,7 @@ def make_plan(
     """
     shape, count = program.shapes[number], candidates[0]
     full = {K: count} | {E(j): n for j, n in enumerate(shape)}
-    brute_work = count * math.prod(shape) * _once(program, number)
+    brute_work = count * math.prod(shape) * work_of(program, program.reached(number))
     plan = Plan(shape, candidates, full, work=brute_work, brute_work=brute_work)
     if brute_work <= LITTLE and plan.brute and not whole:
         return plan
@@ -144,12 +147,13 @@ def _dry_run(program: Program, number: int, values: dict[int, Any], plan: Plan) 
         site = plan.site(dict(zip(plan.blocked, starts, strict=True)))
         return follow(program, number, values, site, candidates, met.append)
 
-    jax.eval_shape(trace, jax.ShapeDtypeStruct(plan.block, program.dtypes[number]), starts)
-    plan.met, plan.peak = met, _peak(program, met)
+    _, lost = jax.eval_shape(trace, jax.ShapeDtypeStruct(plan.block, program.dtypes[number]), starts)
+    plan.watched = lost is not None
+    plan.met, plan.peak = met, _peak(met)
     return plan
 
 
-def _peak(program: Program, met: list[Met]) -> int:
+def _peak(met: list[Met]) -> int:
     """The most that the changes take at one time.
 
     What only elementwise functions and sums use, XLA computes in passing; of that, two arrays are allowed for. The
@@ -157,14 +161,14 @@ def _peak(program: Program, met: list[Met]) -> int:
     """
     last: dict[int, int] = {}
     passing = {i for m in met for i in m.op.outputs}  # outputs are summed at once
-    for at, op in enumerate(program.ops):
+    ops = [m.op for m in met]
+    for at, op in enumerate(ops):
         last.update(dict.fromkeys(op.inputs, at))
         if op.name not in IN_PASSING:
             passing.difference_update(op.inputs)
-    place = {id(op): at for at, op in enumerate(program.ops)}
     held: dict[int, int] = {}
     peak = largest = 0
-    for m in met:
+    for at, m in enumerate(met):
         size = m.bytes // len(m.op.outputs)
         for i in m.op.outputs:
             if i in passing:
@@ -172,12 +176,10 @@ def _peak(program: Program, met: list[Met]) -> int:
             else:
                 held[i] = size
         peak = max(peak, sum(held.values()))
-        held = {i: size for i, size in held.items() if last.get(i, -1) > place[id(m.op)]}
+        held = {i: size for i, size in held.items() if last.get(i, -1) > at}
     return peak + 2 * largest
 
 
-def _once(program: Program, number: int) -> int:
-    """The work of what depends on one input, in one evaluation of the program."""
-    found = program.dependents(number)
-    reached = [op for op in program.ops if not found.isdisjoint(op.outputs)]
-    return sum(depth(op) * sum(math.prod(program.shapes[i]) for i in op.outputs) for op in reached)
+def work_of(program: Program, ops: Sequence[Op]) -> int:
+    """How many multiplications and function values some operations take, about."""
+    return sum(depth(op) * sum(math.prod(program.shapes[i]) for i in op.outputs) for op in ops)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -64,6 +65,7 @@ class Program:
         self.constants: dict[int, Any] = {}
         self._made: dict[int, Op] = {}
         self._read: dict[int, Any] = {}
+        self._reached: dict[int, list[Op]] = {}
         self.inputs = [self._number(v.aval) for v in closed.jaxpr.invars]
         self._varying = set(self.inputs)
         self._around: tuple[Any, ...] = ()
@@ -103,15 +105,15 @@ class Program:
         if op.name in ("neg", "convert_element_type", "copy", "stop_gradient", "add", "sub", "add_any"):
             return after
         others = [j for j in op.inputs if j != i]
-        if op.name == "mul" and all(j not in self._varying and self._is_one_number(j) for j in others) and others:
+        if op.name == "mul" and all(j not in self._varying and self.is_one_number(j) for j in others) and others:
             return after
         return frozenset()
 
-    def _is_one_number(self, i: int) -> bool:
+    def is_one_number(self, i: int) -> bool:
         """Whether an array is known to hold the same number everywhere."""
         op = self._made.get(i)
         if op is not None and op.name in ("broadcast_in_dim", "convert_element_type"):
-            return self._is_one_number(op.inputs[0])
+            return self.is_one_number(op.inputs[0])
         return math.prod(self.shapes[i]) == 1
 
     def _number(self, aval: Any) -> int:
@@ -199,12 +201,51 @@ class Program:
             values.update(zip(op.outputs, op.run([values[i] for i in op.inputs]), strict=True))
         return values
 
+    @cached_property
+    def _users(self) -> dict[int, list[int]]:
+        """The places of the operations that take a value."""
+        users: dict[int, list[int]] = {}
+        for place, op in enumerate(self.ops):
+            for i in set(op.inputs):
+                users.setdefault(i, []).append(place)
+        return users
+
+    def reached(self, number: int) -> list[Op]:
+        """The operations that depend on one input, in order."""
+        if number not in self._reached:
+            places, ahead = set[int](), [number]
+            while ahead:
+                for place in self._users.get(ahead.pop(), ()):
+                    if place not in places:
+                        places.add(place)
+                        ahead += self.ops[place].outputs
+            self._reached[number] = [self.ops[place] for place in sorted(places)]
+        return self._reached[number]
+
     def dependents(self, number: int) -> set[int]:
         """The values that depend on one input."""
-        found = {number}
-        for op in self.ops:
-            if not found.isdisjoint(op.inputs):
-                found.update(op.outputs)
+        return {number}.union(*(op.outputs for op in self.reached(number)))
+
+    def touched(self, number: int) -> list[int]:
+        """The outputs that depend on one input."""
+        dependents = self.dependents(number)
+        return [o for o in dict.fromkeys(self.outputs) if o in dependents]
+
+    def addends(self, number: int) -> list[tuple[int, int]]:
+        """Values whose sums over all their numbers add up to that of a value, each with its sign."""
+        found, ahead = [], [(number, 1)]
+        while ahead:
+            i, sign = ahead.pop()
+            op = self._made.get(i)
+            same = op is not None and all(self.dtypes[j] == self.dtypes[i] for j in op.inputs)
+            if op is None or not same or not jnp.issubdtype(self.dtypes[i], jnp.floating):
+                found.append((i, sign))
+            elif op.name in ("reduce_sum", "reshape", "squeeze", "transpose", "neg", "copy"):
+                ahead.append((op.inputs[0], -sign if op.name == "neg" else sign))
+            elif op.name in ("add", "sub", "add_any") and all(self.shapes[j] == self.shapes[i] for j in op.inputs):
+                ahead += [(op.inputs[0], sign), (op.inputs[1], -sign if op.name == "sub" else sign)]
+            else:
+                found.append((i, sign))
         return found
 
     def is_constant(self, number: int) -> bool:

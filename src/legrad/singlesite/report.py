@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,15 @@ from legrad.singlesite.layout import Layout
 from legrad.singlesite.plan import Plan
 from legrad.singlesite.program import Program
 
-_LISTENERS: list[Explanation] = []
+
+class _Local(threading.local):
+    """Who listens in this thread."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Explanation] = []
+
+
+_LOCAL = _Local()
 
 
 @dataclass(frozen=True)
@@ -67,11 +76,18 @@ class Cost:
 
 
 class Explanation:
-    """What `legrad.explain` found: `rows`, one for each primitive and latent, and `costs`. Printed, it is a table."""
+    """What `legrad.explain` found; printed, it is a table.
+
+    Attributes:
+        rows: one for each primitive and latent.
+        costs: one for each latent whose elements are changed one at a time.
+        methods: how each latent of a guide is treated, in words.
+    """
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.costs: list[Cost] = []
+        self.methods: dict[str, str] = {}
 
     def of(self, primitive: str) -> list[Row]:
         """The rows of one primitive."""
@@ -83,8 +99,9 @@ class Explanation:
         return [row for row in self.rows if row.note.startswith("no rule")]
 
     def __str__(self) -> str:
+        methods = [f"{name}: {method}." for name, method in self.methods.items()]
         if not self.costs:
-            return "No latent is changed one element at a time."
+            return "\n".join(["No latent is changed one element at a time.", *methods])
         head = ("latent", "line", "primitive", "structure", "touched", "numbers", "note")
         body = [
             (r.latent, r.line, r.primitive, r.structure, f"{r.touched:,} of {r.size:,}", f"{r.numbers:,}", r.note)
@@ -92,28 +109,34 @@ class Explanation:
         ]
         widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
         table = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (head, *body)]
-        return "\n".join([*table, "", *map(str, self.costs)])
+        return "\n".join([*table, "", *map(str, self.costs), *methods])
 
 
 @contextmanager
 def listening() -> Iterator[Explanation]:
     """Collect what is planned meanwhile."""
-    _LISTENERS.append(Explanation())
+    _LOCAL.listeners.append(Explanation())
     try:
-        yield _LISTENERS[-1]
+        yield _LOCAL.listeners[-1]
     finally:
-        _LISTENERS.pop()
+        _LOCAL.listeners.pop()
 
 
 def is_listening() -> bool:
     """Whether anybody collects what is planned."""
-    return bool(_LISTENERS)
+    return bool(_LOCAL.listeners)
+
+
+def tell_methods(methods: dict[str, str]) -> None:
+    """Report how each latent of a guide is treated to whoever listens."""
+    for listener in _LOCAL.listeners:
+        listener.methods.update(methods)
 
 
 def tell(name: str, program: Program, number: int, count: int, plan: Plan | None) -> None:
     """Report the plan of one latent to whoever listens; None where nothing depends on it."""
     elements = math.prod(program.shapes[number])
-    for listener in _LISTENERS:
+    for listener in _LOCAL.listeners:
         if plan is None:
             listener.costs.append(Cost(name, elements, count, 0, 0, 0, "auto"))
             continue

@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
 
 from legrad import _compat
 from legrad.operations import ELEMENTWISE
@@ -27,6 +26,7 @@ from legrad.singlesite.change import Change, Lazy, Piece
 from legrad.singlesite.labelled import Axis, Labelled, V, spread
 from legrad.singlesite.rules.elementwise import nonlinear
 from legrad.singlesite.rules.operand import Rule, Step
+from legrad.singlesite.together import all_of
 
 _FACTORS = 16
 
@@ -36,24 +36,17 @@ def _room(dtype: Any) -> float:
     return 0.75 * math.log(float(jnp.finfo(dtype).max))
 
 
-@custom_vmap
-def _everywhere(condition: jax.Array) -> jax.Array:
-    """A condition that all members of a batch decide together: each on its own, `vmap` would run both branches."""
-    return condition
-
-
-@_everywhere.def_vmap
-def _decided(size: int, batched: list[bool], condition: jax.Array) -> tuple[jax.Array, bool]:
-    return _everywhere(jnp.all(condition)), False
-
-
 def bernoulli(step: Step) -> list[Change | None]:
     """log p(value | logits), elementwise."""
     logits, value = step.operands
     change = logits.change
-    if value.change is not None or not isinstance(change, Lazy) or len(change.pieces) != 1:
+    if value.change is not None or not isinstance(change, Lazy) or len(change.pieces) != 1 or step.need.value:
+        return nonlinear(step)
+    if change.direct is not None and not change.known:
         return nonlinear(step)
     (piece,) = change.pieces
+    if not change.known:
+        step.site.watch(change, logits.base)
     if piece.layout.entries is not None:
         return [_at_entries(step, piece)]
     over = [V(a) for a in piece.layout.free() if a in step.summed and piece.has(V(a))]
@@ -74,12 +67,14 @@ def _at_entries(step: Step, piece: Piece) -> Change:
     moves what leads to a gather into it.
     """
     site, (logits, value) = step.site, step.operands
+    assert logits.change is not None
     z, y = (site.take(x.base, piece.layout) for x in (logits, value))
+    new = site.as_new(logits.change, logits.base, piece.layout)
 
-    def difference(z: Any, y: Any, d: Any) -> Any:
-        return _compat.run(step.eqn, (z + d, y))[0] - _compat.run(step.eqn, (z, y))[0]
+    def difference(z: Any, y: Any, new: Any) -> Any:
+        return _compat.run(step.eqn, (new, y))[0] - _compat.run(step.eqn, (z, y))[0]
 
-    found = site.order.combine(difference, z, y, site.order.multiply(piece.factors))
+    found = site.order.combine(difference, z, y, new)
     return Lazy((Piece(piece.layout, (found,)),))
 
 
@@ -95,6 +90,7 @@ class _Total:
 
     def __init__(self, step: Step, piece: Piece, along: Axis, over: list[Axis]) -> None:
         self.step, self.order, self.along, self.over = step, step.site.order, along, over
+        self.layout = piece.layout
         logits, value = (x.base for x in step.operands)
         self.z, self.y, self.here = (step.site.take(x, piece.layout) for x in (logits, value, step.results[0]))
         order = self.order
@@ -113,7 +109,7 @@ class _Total:
         size = jnp.abs(self.delta.data)
         unit = jnp.max(size)
         fast = (most * unit <= _room(self.w.data.dtype)) & jnp.all((size == unit) | (size == 0.0))
-        return jax.lax.cond(_everywhere(fast), lambda: self._products(unit), self._plain)
+        return jax.lax.cond(all_of(fast), lambda: self._products(unit), self._plain)
 
     def logarithms_alike(self) -> Labelled:
         """An array as large as what is held at one time."""
@@ -141,12 +137,15 @@ class _Total:
 
     def _plain(self) -> jax.Array:
         """The operation itself, minus what it is at the pivot: with large weights the two parts would cancel."""
+        site, logits = self.step.site, self.step.operands[0]
+        with site.apart():
+            new = site.as_new(logits.change, logits.base, self.layout)  # type: ignore[arg-type]
 
-        def difference(z: Any, y: Any, d: Any, w: Any, here: Any) -> Any:
-            return _compat.run(self.step.eqn, (z + d * w, y))[0] - here
+        def difference(new: Any, y: Any, here: Any) -> Any:
+            return _compat.run(self.step.eqn, (new, y))[0] - here
 
-        new = self.order.combine(difference, self.z, self.y, self.delta, self.w, self.here)
-        return self._spread(self.order.contract([new], self.over))
+        change = self.order.combine(difference, new, self.y, self.here)
+        return self._spread(self.order.contract([change], self.over))
 
     def _spread(self, array: Labelled) -> jax.Array:
         return spread(array, self.kept, self.sizes)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from legrad.densities import softplus
-from legrad.singlesite.change import Change, Lazy, Piece
+from legrad.singlesite.change import Change, Lazy, New, Piece
 from legrad.singlesite.labelled import K, Labelled, Order, V, arrange
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.rules.operand import Rule, Step
@@ -39,20 +39,33 @@ def _alone(step: Step, layout: Layout) -> Change:
     assert logits.change is not None
     hit = value.base[..., None] == jnp.arange(logits.shape[-1])
     sign = jnp.where(hit, -1, 1).astype(logits.base.dtype)
-    t = logits.base - _of_others(logits.base)
-    read = [_side_by_side(site.take(x, layout)) for x in (t, sign, softplus(sign * t))]
-    pieces = site.as_lazy(logits.change, logits.base).pieces
-    if len(pieces) == 1 and pieces[0].layout.same_as(layout):
-        factors = [_side_by_side(factor) for factor in pieces[0].factors]
+    others = _of_others(logits.base)
+    t = logits.base - others
+    known = step.known()
+    read = [_side_by_side(site.take(x, layout)) for x in (others if known else t, sign, softplus(sign * t))]
+    if known:
+        factors = [_side_by_side(site.as_new(logits.change, logits.base, layout))]
+        found = _ORDER.combine(lambda a, s, here, z: here - softplus(s * (z - a)), *read, *factors)
     else:
-        parts = [site.product(piece, layout, logits.shape) for piece in pieces]
-        factors = [reduce(partial(site.order.combine, jnp.add), parts)]
-    found = _ORDER.combine(lambda t, s, here, *d: here - softplus(s * (t + math.prod(d))), *read, *factors)
+        factors = _factors(step, layout)
+        found = _ORDER.combine(lambda t, s, here, *d: here - softplus(s * (t + math.prod(d))), *read, *factors)
     over = [axis for axis in found.axes if axis[0] == "v" and axis[1] in step.summed]
     if over:  # the mean stands for each of the numbers, of which the sum is asked
         total = _ORDER.contract([found], over)
         found = Labelled(total.data / math.prod(map(found.size_of, over)), total.axes)
     return Lazy((Piece(_rows(layout), (found,)),))
+
+
+def _factors(step: Step, layout: Layout) -> list[Labelled]:
+    """The change of the logits as a product."""
+    site, logits = step.site, step.operands[0]
+    assert isinstance(logits.change, Lazy)
+    site.watch(logits.change, logits.base)
+    pieces = logits.change.pieces
+    if len(pieces) == 1 and pieces[0].layout.same_as(layout):
+        return [_side_by_side(factor) for factor in pieces[0].factors]
+    parts = [site.product(piece, layout, logits.shape) for piece in pieces]
+    return [reduce(partial(site.order.combine, jnp.add), parts)]
 
 
 def _side_by_side(array: Labelled) -> Labelled:
@@ -82,6 +95,8 @@ def _together(step: Step, layout: Layout) -> Change:
     z = site.as_new(logits.change, logits.base, layout)
     axes = step.site.order.sort({axis for x in (y, z) for axis in x.axes if axis != V(last)})
     new = form(arrange(y, axes), arrange(z, [*axes, V(last)]))
+    if step.need.value:
+        return New(_rows(layout), Labelled(new, axes))
     return Lazy((Piece(_rows(layout), (site.order.combine(jnp.subtract, Labelled(new, axes), here),)),))
 
 

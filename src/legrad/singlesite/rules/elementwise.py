@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from legrad import _compat
 from legrad.primitives import ELEMENTWISE
+from legrad.singlesite.accuracy import rounding, undecided
 from legrad.singlesite.change import Change, Lazy, New, Piece, holds_differences
 from legrad.singlesite.labelled import K, Labelled
 from legrad.singlesite.rules.operand import Operand, Rule, Step
@@ -38,13 +40,63 @@ def nonlinear(step: Step) -> list[Change | None]:
     return [New(layout, Labelled(r, first.axes)) for r in results]
 
 
+_DISTANCE: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), lambda x, y: jnp.abs(x - y)),
+    **dict.fromkeys(("floor", "ceil"), lambda x: jnp.abs(x - jnp.round(x))),
+    "round": lambda x: jnp.abs(x - jnp.floor(x) - 0.5),
+    "sign": jnp.abs,
+}
+
+
+def threshold(step: Step) -> list[Change | None]:
+    """A comparison, or a rounding: evaluated as any function, and flagged where lost digits decide on the side."""
+    _flag_undecided(step, _DISTANCE[step.eqn.primitive.name])
+    return nonlinear(step)
+
+
+def _flag_undecided(step: Step, distance: Callable[..., Any]) -> None:
+    site = step.site
+    formed = [x for x in step.changing() if isinstance(x.change, Lazy) and x.change.direct is None]
+    if not formed or not jnp.issubdtype(formed[0].base.dtype, jnp.floating):
+        return
+    layout = site.union([x for o in step.changing() for x in site.layouts(o.change)], step.shape)  # type: ignore[arg-type]
+    arrays = [site.take(x.base, layout) if x.change is None else site.as_new(x.change, x.base, layout)
+              for x in step.operands]  # fmt: skip
+    parts = [site.take(x.base, layout) for x in formed]
+    parts += [site.product(p, layout, step.shape) for x in formed for p in step.pieces(x)]
+    dtype = formed[0].base.dtype
+
+    def test(*values: Any) -> Any:
+        new, parts = values[: len(arrays)], values[len(arrays) :]
+        most = reduce(jnp.maximum, map(jnp.abs, parts))
+        # Whole numbers are added without an error.
+        whole = reduce(jnp.logical_and, [part == jnp.round(part) for part in parts])
+        exact = whole & (most < 1 / rounding(dtype))
+        return ~exact & undecided(dtype, distance(*new), most)
+
+    site.flag(layout, site.order.combine(test, *arrays, *parts), step.shape)
+
+
 def _negated(pieces: Sequence[Piece]) -> list[Piece]:
     return [Piece(p.layout, (Labelled(-p.factors[0].data, p.factors[0].axes), *p.factors[1:])) for p in pieces]
 
 
-def _sum(step: Step, pieces: Sequence[Piece]) -> list[Change | None]:
-    total = step.site.tidy(pieces)
-    return [total] if len(total.pieces) <= _MOST_PIECES else nonlinear(step)
+def _sum(step: Step, pieces: Sequence[Piece], linear: bool = True) -> list[Change | None]:
+    """A sum of pieces; as values it can be had where the operands can.
+
+    Of operands that are base + difference a linear function is formed as that, too: what is added may make up for
+    the digits that they lost. Another function is evaluated at their values.
+    """
+    total, known = step.site.tidy(pieces), step.known()
+    if len(total.pieces) > _MOST_PIECES:
+        return nonlinear(step)
+    return [replace(total, direct=lambda: _values(step), known=known) if known or not linear else total]
+
+
+def _values(step: Step) -> New:
+    (new,) = nonlinear(step)
+    assert isinstance(new, New)
+    return new
 
 
 def neg(step: Step) -> list[Change | None]:
@@ -76,7 +128,8 @@ def stop(step: Step) -> list[Change | None]:
     if isinstance(change, New):
         return [New(change.layout, _stopped(change.value))]
     assert change is not None
-    return [Lazy(tuple(Piece(p.layout, tuple(map(_stopped, p.factors))) for p in change.pieces))]
+    pieces = [Piece(p.layout, tuple(map(_stopped, p.factors))) for p in change.pieces]
+    return [step.site.moved(change, pieces, lambda new: New(new.layout, _stopped(new.value)))]
 
 
 def _stopped(array: Labelled) -> Labelled:
@@ -105,7 +158,7 @@ def _polynomial(step: Step, x: Operand, y: Operand) -> list[Change | None]:
     first, second = step.pieces(x), step.pieces(y)
     wide = [any(factor.has("v") for factor in p.factors) for p in (*first, *second)]
     dense = [any(factor.has("v") and K in factor.axes for factor in p.factors) for p in (*first, *second)]
-    if not any(wide) or any(dense) or len(first) * len(second) > 4:
+    if not any(wide) or any(dense) or len(first) * len(second) > 4 or (x is not y and step.known()):
         return nonlinear(step)
     both = [multiply_pieces(step.site, p, q, step.shape) for p in first for q in second]
     if any(p is None for p in both):
@@ -117,7 +170,7 @@ def _polynomial(step: Step, x: Operand, y: Operand) -> list[Change | None]:
         ]
     else:
         linear = [*_scaled(step, x, y.base), *_scaled(step, y, x.base)]
-    return _sum(step, [*linear, *(p for p in both if p is not None)])
+    return _sum(step, [*linear, *(p for p in both if p is not None)], linear=False)
 
 
 def power(step: Step) -> list[Change | None]:
@@ -142,6 +195,8 @@ def convert(step: Step) -> list[Change | None]:
     old, new = x.base.dtype, step.results[0].dtype
     widens = jnp.issubdtype(new, jnp.floating) or (new == jnp.int64 and old == jnp.int32)
     exact = jnp.issubdtype(old, jnp.floating) or any(f.has("v") for p in step.pieces(x) for f in p.factors)
+    if jnp.issubdtype(old, jnp.floating) and not widens:
+        _flag_undecided(step, jnp.abs if jnp.issubdtype(new, jnp.bool_) else _DISTANCE["floor"])
     if not (holds_differences(old) and widens and exact):
         return nonlinear(step)  # integers may wrap around: where it costs nothing, the values themselves are cast
     assert x.change is not None
@@ -204,6 +259,7 @@ def _if_lazy(rule: Rule) -> Rule:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _always(nonlinear)),  # right for any; those below keep more structure
+    **dict.fromkeys(_DISTANCE, _always(threshold)),
     "copy": identity,
     "stop_gradient": stop,
     "neg": _if_lazy(neg),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,7 @@ def move(step: Step, x: Operand, how: Move, base: Any) -> Change:
     for piece in change.pieces:
         layout, arrays, mask = _moved(site, piece.layout, list(piece.factors), how, shape, out)
         pieces.append(Piece(layout, tuple(arrays) if mask is None else site.masked(arrays, mask)))
-    return Lazy(tuple(pieces))
+    return site.moved(change, pieces, lambda new: move(step, Operand(x.base, new, x.read), how, base))
 
 
 def _moved(
@@ -127,7 +127,7 @@ def _listed(
     at |= {a: table.positions[a][row] for a in tight}
     sizes = [shape[a] for a in how.worked]
     flat = np.ravel_multi_index([at[a] for a in how.worked], sizes)
-    source = np.asarray(how.apply(np.arange(int(np.prod(sizes))).reshape(sizes), -1)).reshape(-1)
+    source = np.asarray(how.apply(np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(sizes), -1)).reshape(-1)
     # Join: every row with every position of the result that reads its number.
     order = np.argsort(source, kind="stable")
     first = np.searchsorted(source[order], flat, "left")
@@ -171,7 +171,18 @@ def merge(step: Step, changes: Sequence[Change], regions: Sequence[np.ndarray], 
     site = step.site
     lazy = [c for c in changes if isinstance(c, Lazy)]
     if len(lazy) == len(changes) and sum(len(c.pieces) for c in lazy) <= 8:
-        return site.tidy([p for c in lazy for p in c.pieces])
+        pieces = site.tidy([p for c in lazy for p in c.pieces])
+        if not all(c.known for c in lazy):
+            return pieces
+        return replace(
+            pieces, direct=lambda: _merged(step, [site.directly(c) for c in lazy], regions, base), known=True
+        )
+    return _merged(step, changes, regions, base)
+
+
+def _merged(step: Step, changes: Sequence[Change], regions: Sequence[np.ndarray], base: Any) -> New:
+    """The same as values."""
+    site = step.site
     shape = tuple(base.shape)
     layout = site.union([x for c in changes for x in site.layouts(c)], shape)
     total = site.take(base, layout)

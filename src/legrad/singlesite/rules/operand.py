@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.change import Change, Lazy, Piece, Site, holds_differences
+from legrad.singlesite.accuracy import DIFFERENCES, Need
+from legrad.singlesite.change import Change, Lazy, New, Piece, Site, holds_differences
 from legrad.singlesite.labelled import Labelled
 from legrad.singlesite.layout import Layout
 
@@ -37,6 +39,7 @@ class Step:
         operands: its operands.
         results: its results at the pivot.
         summed: the axes of the result along which nothing but its sum matters.
+        need: what the results are used for.
         scratch: arrays that the rule holds while it works, beside what it gives back.
     """
 
@@ -46,6 +49,7 @@ class Step:
     results: Sequence[Any]
     summed: frozenset[int] = frozenset()
     scratch: list[Labelled] = field(default_factory=list)
+    need: Need = DIFFERENCES
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,6 +76,22 @@ class Step:
             for x in self.changing()
             if x.change is not None
         )
+
+    def known(self) -> bool:
+        """Whether the values of all operands are known, with all their digits."""
+        return all(isinstance(x.change, New) or (x.change is not None and x.change.known) for x in self.changing())
+
+    def values(self, x: Operand, axes: Sequence[int]) -> New | None:
+        """An operand's change as values, where these are known and all positions along some axes are touched.
+
+        A sum along those axes may then be taken of the values. It is, where the result is used as a value: as a
+        difference it could lose its digits.
+        """
+        if not self.need.value or not self.known() or not jnp.issubdtype(x.base.dtype, jnp.floating):
+            return None
+        new = self.site.directly(x.change) if isinstance(x.change, Lazy) else x.change
+        assert new is not None
+        return new if all(new.layout.where[a] is None for a in axes) else None
 
     def pieces(self, x: Operand) -> tuple[Piece, ...]:
         """An operand's change as a difference."""

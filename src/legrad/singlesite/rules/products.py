@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.change import Change, Piece, Site
+from legrad.singlesite.change import Change, New, Piece, Site
 from legrad.singlesite.labelled import Axis, E, Labelled, M, V
 from legrad.singlesite.layout import ENTRIES, Entries, Layout
 from legrad.singlesite.rules.fallback import fallback
@@ -104,6 +105,14 @@ def dot_general(step: Step) -> list[Change | None]:
     if not jnp.issubdtype(step.results[0].dtype, jnp.number):
         return fallback(step)
     step = _in_one_type(step)
+    if len(step.changing()) == 1:
+        side = 0 if step.operands[0].change is not None else 1
+        x, dot = step.operands[side], Dot(step, side)
+        values = step.values(x, [a for a, _ in dot.contract])
+        if values is not None:
+            whole = _with_constant(step, dot, Piece(values.layout, (values.value,)), step.operands[1 - side])
+            product = step.site.order.multiply(whole.factors)
+            return [New(whole.layout, Labelled(product.data.astype(step.results[0].dtype), product.axes))]
     pieces: list[Piece] = []
     for side, x in enumerate(step.operands):
         if x.change is not None:
@@ -131,7 +140,7 @@ def _in_one_type(step: Step) -> Step:
         if x.change is not None and x.base.dtype != dtype:
             x = Operand(x.base.astype(dtype), step.site.cast(x.change, x.base, dtype), x.read)
         operands.append(x)
-    return Step(step.site, step.eqn, operands, step.results)
+    return replace(step, operands=operands)
 
 
 def _with_constant(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece:

@@ -47,9 +47,16 @@ def sum_over(step: Step, pieces: Sequence[Piece], axes: Sequence[int], shape: tu
 
 
 def reduce_sum(step: Step) -> list[Change | None]:
-    """A sum is linear: it is taken over differences, so that what does not change is never added up."""
+    """A sum is linear: it is taken over differences, so that what does not change is never added up.
+
+    Where everything changes and the sum is used as a value, it is taken over values.
+    """
     (x,) = step.operands
     axes = step.eqn.params["axes"]
+    values = step.values(x, axes)
+    if values is not None:
+        (total,) = sum_over(step, [Piece(values.layout, (values.value,))], axes, x.shape)
+        return [New(total.layout, step.site.order.multiply(total.factors))]
     return [step.site.tidy(sum_over(step, step.pieces(x), axes, x.shape))]
 
 
