@@ -144,13 +144,13 @@ def test_a_finding_counts_for_its_causes_alone():
     own = np.asarray(here.log_p["z"] + here.minus_log_q["z"])
     for j, covering in {1: [5, 6], 5: [1, 6], 6: [1, 5], 4: [0, 9], 8: [2], 2: [8]}.items():
         wanted[covering] += own[j]
-    np.testing.assert_allclose(found.of("z", here), wanted, rtol=1e-5)
+    np.testing.assert_allclose(found.of("z", found.values(here)), wanted, rtol=1e-5)
 
     @jax.jit
     def inside(causes):
         with known([causes], [CAUSES]):
             found, here = costs_of(noisy_or, ten, params, (causes,))
-            return found.of("z", here)
+            return found.of("z", found.values(here))
 
     np.testing.assert_allclose(inside(CAUSES), wanted, rtol=1e-5)
 
@@ -172,7 +172,7 @@ def test_neighbours_of_a_chain(sets, monkeypatch):
     found, here = costs_of(legrad.log_density(f), guide, {}, ())
     pairs, own = here.log_p["log_density"][:5], here.log_p["log_density"][5:] + here.minus_log_q["z"]
     wanted = own.at[1:].add(pairs).at[:-1].add(pairs).at[1].add(own[0]).at[4].add(own[5])
-    np.testing.assert_allclose(found.of("z", here), wanted, rtol=1e-5)
+    np.testing.assert_allclose(found.of("z", found.values(here)), wanted, rtol=1e-5)
 
 
 # --- what it is for -------------------------------------------------------------------------------------------

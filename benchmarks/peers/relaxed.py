@@ -219,7 +219,7 @@ def _one(problem: Problem, control: Mapping[str, Any], noise: Noise) -> jax.Arra
     for name in b:
         log_q = here.factors[name].log_prob()
         change = jax.tree.map(lambda t, c: t - control["eta"] * c, hard, f)
-        weight = costs.of(name, change, log_q.shape) - r.get(name, 0.0)
+        weight = costs.of(name, change) - r.get(name, 0.0)
         total = total + jnp.sum(weight * log_q)
         # z and z̃ are equal; as functions of φ they are not.
         total = total + jnp.sum(slope[name] * (phi[name] - given_b[name]))

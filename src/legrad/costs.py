@@ -90,34 +90,31 @@ class Costs:
         self.exact = [name for name in x if name in exact]
         self._groups: dict[tuple[str, ...], Groups] = {}
 
-    def of(self, site: str, here: Evaluation, there: Evaluation | None = None) -> jax.Array:
-        """cost_e for the elements of one site, without a gradient.
+    def values(self, here: Evaluation) -> dict[str, jax.Array]:
+        """Return what `of` adds up, without a gradient: the terms, and -log q of the `exact` sites for others."""
+        factors = {name: here.factors[name] for name in self.exact}
+        terms = here.terms() | {_filler(n): -factor.counted(factor.log_prob()) for n, factor in factors.items()}
+        return {name: stop_gradient(term) for name, term in terms.items()}
+
+    def of(self, site: str, values: Mapping[str, jax.Array]) -> jax.Array:
+        """Return cost_e for the elements of one site.
 
         Args:
-            site: whose elements.
-            here: the terms' values.
-            there: values to subtract, number by number.
+            site: the site.
+            values: what `values` gives, or any linear combination of such.
         """
         if 0 in self._shapes[site]:
             return jnp.zeros(self._shapes[site])
         related = {n for n in self.x if n in self.after[site] or site in self.after[n]} - {site}
         # Given these, what is related would not vary; a site without elements has nothing to say.
         beside = tuple(n for n in self.x if n not in related and 0 not in self._shapes[n])
-        terms = self._values(here, beside)
-        if there is not None:
-            terms = jax.tree.map(jnp.subtract, terms, self._values(there, beside))
         found, sizes = self._grouped(beside), {n: max(1, math.prod(self._shapes[n])) for n in beside}
         begin = sum(sizes[n] for n in beside[: beside.index(site)])
-        cost = add_up(terms, found, slice(begin, begin + sizes[site]), self._shapes[site])
+        cost = add_up(values, found, slice(begin, begin + sizes[site]), self._shapes[site])
         own = _filler(site)
         if own in found.labels:  # it is for others
-            cost = cost - jnp.where(found.labels[own] >= 0, terms[own], 0.0)
+            cost = cost - jnp.where(found.labels[own] >= 0, values[own], 0.0)
         return cost
-
-    def _values(self, here: Evaluation, beside: tuple[str, ...]) -> dict[str, jax.Array]:
-        fillers = {n: here.factors[n] for n in self.exact if n in beside}
-        terms = here.terms() | {_filler(n): -factor.counted(factor.log_prob()) for n, factor in fillers.items()}
-        return {name: stop_gradient(term) for name, term in terms.items()}
 
     @cached_property
     def _program(self) -> Program:

@@ -221,9 +221,10 @@ class Problem:
     ) -> Evaluation:
         """As `evaluate`, at the coordinates of a draw itself: the guide need not run again.
 
-        It must, where the draw of a fixed site has a gradient path, which what depends on it would inherit.
+        The guide does run again where a fixed site has real numbers: a draw of these may have a gradient path (also
+        where NumPyro does not call the distribution reparameterized), and whatever depends on it would inherit that.
         """
-        if any(draw[name].fn.has_rsample for name in coordinates):
+        if any(jnp.issubdtype(jnp.result_type(draw[name].coordinate), jnp.inexact) for name in coordinates):
             return self.evaluate(coordinates, noise, pivot=draw, exact_entropy=exact_entropy)
         return self._evaluation(draw.trace, coordinates, noise, exact_entropy)
 

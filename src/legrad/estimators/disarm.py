@@ -63,7 +63,7 @@ class DisARM(Estimator):
             y = {n: stop_gradient(partner[n].coordinate) for n in x}
             there = problem.evaluate_draw(partner, y, noise)
             values.append(there.total(stop=x))
-            cost = costs.of(name, here, there)
+            cost = costs.of(name, jax.tree.map(jnp.subtract, costs.values(here), costs.values(there)))
             natural, slope = _natural(here.factors[name])
             weight = jnp.where(x[name] != y[name], 0.5 * cost * (1 - 2 * y[name]) * slope, 0.0)
             s = jnp.sum(stop_gradient(weight) * natural)

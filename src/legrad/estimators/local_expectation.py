@@ -105,7 +105,7 @@ class LocalExpectation(Estimator):
             elif not children[n]:
                 scores[n] = _leaf_score(factor, cuts[n], changes[n])
             else:
-                scores[n] = _blanket_score(factor, cuts[n], changes[n], costs.of(n, here))
+                scores[n] = _blanket_score(factor, cuts[n], changes[n], costs.of(n, costs.values(here)))
                 if cuts[n].check is not None:
                     alarms.inaccurate[n] = _inaccuracy(factor, cuts[n], changes[n])
             if n in local and cuts[n].kind == "window":

@@ -59,4 +59,4 @@ class ScoreFunction(Estimator):
 def score(name: str, here: Evaluation, costs: Costs) -> Score:
     """The score of one site: its own value is the only candidate."""
     log_q = here.factors[name].log_prob()
-    return Score(log_q[None], jnp.ones_like(log_q)[None], jnp.zeros_like(log_q)[None], costs.of(name, here))
+    return Score(log_q[None], jnp.ones_like(log_q)[None], jnp.zeros_like(log_q)[None], costs.of(name, costs.values(here)))
