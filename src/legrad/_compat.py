@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,38 @@ def run(eqn: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+_PLAIN_LOOPS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 _SMALL = 100_000  # numbers among the arguments: of a larger program the run counts, not the compiling
 
 
+@cache
+def _options() -> dict[str, Any] | None:
+    """Compiler options for CPU, where this version of XLA knows them.
+
+    With JAX 0.10 a sum over the first axis of an (8, 10⁶) array takes forty times as long in YNNPACK as in a plain
+    loop, and XLA hands sums and what surrounds them to YNNPACK.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        jax.jit(lambda x: x, compiler_options=_PLAIN_LOOPS).lower(0.0).compile()
+    except Exception:  # XLA's error type for an unknown option differs between versions
+        return None
+    return _PLAIN_LOOPS
+
+
+def jit(f: Callable[..., Any]) -> Any:
+    """`jax.jit` with the compiler options that suit the programs of this package."""
+    return jax.jit(f, compiler_options=_options())
+
+
 def jit_once(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.jit` for a program that runs once: a small one is compiled fast rather than to run fast."""
+    """`jit` for a program that runs once: a small one is compiled fast rather than to run fast."""
 
     def run(*args: Any) -> Any:
         small = sum(np.size(leaf) for leaf in jax.tree.leaves(args)) < _SMALL
-        return jax.jit(f, compiler_options=_QUICK if small and jax.default_backend() == "cpu" else None)(*args)
+        quick = _QUICK if small and jax.default_backend() == "cpu" else {}
+        return jax.jit(f, compiler_options={**quick, **(_options() or {})} or None)(*args)
 
     return run
 

@@ -28,6 +28,7 @@ import optax
 from numpyro.distributions import BernoulliLogits, BernoulliProbs
 from numpyro.infer.elbo import ELBO
 
+from legrad._compat import jit
 from legrad.diagnostics.timing import interleaved_seconds
 from legrad.estimators.base import draws
 from legrad.estimators.disarm import DisARM
@@ -92,7 +93,7 @@ def choose(
     if len(found) == 1:
         return found[0]
 
-    @jax.jit
+    @jit
     def elbos(unconstrained: Any) -> jax.Array:
         params = parameters.constrain(unconstrained) | given.plates
         problem = Problem(model, guide, params, given.args, given.kwargs)
@@ -123,7 +124,7 @@ def choose(
     runs: dict[str, Run] = {}
     for i, estimator in enumerate(found):
         try:
-            one = jax.jit(lambda state, key, steps, estimator=estimator: run(estimator, state, key, steps))
+            one = jit(lambda state, key, steps, estimator=estimator: run(estimator, state, key, steps))
             runs[str(i)] = one.lower(state, key, 1).compile()
         except (ValueError, NotImplementedError):  # it is not for this guide: the first says so when the fit begins
             if i == 0:

@@ -25,6 +25,7 @@ from legrad.fitting.step import Program
 from legrad.fitting.stopping import Stopping
 
 _CHUNK_SECONDS = 0.5  # how long compiled code runs between two looks at the clock
+_CHUNK_STEPS, _LONGEST = 16, 4.0  # so many steps may take longer: each call allocates a large state anew
 _CHECKPOINT_SECONDS = 30.0
 _RECENT = 1000
 INTERRUPTED = "it was interrupted"
@@ -219,9 +220,10 @@ class Drive:
 
 
 def _next_chunk(chunk: int, each: float, first: bool, left: float) -> int:
-    """How many steps come next: as many as take half a second, and no more than there is time for."""
+    """Return how many steps come next: half a second's, a few at least, and no more than there is time for."""
     if first:
         return 2 if math.isinf(left) else 1  # how long a step takes is not known yet
     each = max(each, 1e-9)
-    chunk = min(4 * chunk, max(1, int(_CHUNK_SECONDS / each)))
+    wanted = max(_CHUNK_SECONDS / each, min(_CHUNK_STEPS, _LONGEST / each))
+    chunk = min(4 * chunk, max(1, int(wanted)))
     return max(1, min(chunk, int(min(left, 1e9) / each)))

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from numpyro.infer.elbo import ELBO
 
+from legrad._compat import jit
 from legrad.fitting.data import Feed, Loaded
 from legrad.fitting.iterates import Blocks
 from legrad.fitting.parameters import Parameters
@@ -74,7 +75,7 @@ class Program:
     ) -> None:
         self.model, self.guide, self.parameters = model, guide, parameters
         self.estimator, self.optimizer, self.feed, self.keys = estimator, optimizer, feed, keys
-        self._advance = jax.jit(self._advance_all)  # of this object: a static `self` would stay in JAX's cache
+        self._advance = jit(self._advance_all)  # of this object: a static `self` would stay in JAX's cache
 
     @alone
     def loss(self, unconstrained: dict[str, Any], key: jax.Array, loaded: Loaded, step: Any) -> jax.Array:

@@ -150,14 +150,26 @@ def from_keys(
 def _runs(elements: list[np.ndarray], positions: list[np.ndarray]) -> tuple[np.ndarray, tuple[int, ...]]:
     count = len(elements[0])
     if len(elements) == len(positions) and count:
-        distance = np.stack([p - e for p, e in zip(positions, elements, strict=True)])
-        if len(np.unique(distance[:, :: max(1, count // 64)], axis=1).T) <= _MOST_RUNS:
-            found, which = np.unique(distance, axis=1, return_inverse=True)
-            if found.shape[1] <= _MOST_RUNS:
-                which = which.reshape(-1)
-                order = np.argsort(which, kind="stable")
-                return order, (0, *(int(n) for n in np.cumsum(np.bincount(which))))
+        distances = [p.astype(np.int64) - e for p, e in zip(positions, elements, strict=True)]
+        lowest = [d.min() for d in distances]
+        sizes = [int(d.max() - low) + 1 for d, low in zip(distances, lowest, strict=True)]
+        if math.prod(sizes) < 1 << 62:
+            code = np.ravel_multi_index([d - low for d, low in zip(distances, lowest, strict=True)], sizes)
+            found = np.unique(code[:: max(1, count // 64)])
+            if len(found) <= _MOST_RUNS:
+                which = np.minimum(np.searchsorted(found, code), len(found) - 1)
+                if not np.array_equal(found[which], code):  # some distances are rarer than the sample
+                    found, which = np.unique(code, return_inverse=True)
+            if len(found) <= _MOST_RUNS:
+                which = which.reshape(-1).astype(np.uint8)  # sorted by digits, in linear time
+                return np.argsort(which, kind="stable"), (0, *(int(n) for n in np.cumsum(np.bincount(which))))
     return np.arange(count), ()
+
+
+def _distinct(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the numbers of some arrays, sorted and none twice; linear in time where each array is sorted already."""
+    joined = np.sort(np.concatenate(parts), kind="stable")
+    return joined[np.concatenate([[True], joined[1:] != joined[:-1]])] if len(joined) else joined
 
 
 def as_window(index: np.ndarray, shape: Sequence[int]) -> list[slice] | None:
@@ -227,7 +239,7 @@ def union(
         for layout in layouts:
             table = rows(layout, shape, elements)
             found_keys.append(keys(table, elements, positions, shape, value_shape))
-        unique = np.unique(np.concatenate(found_keys))
+        unique = _distinct(found_keys)
         if 2 * len(unique) <= everything:
             entries, _ = from_keys(unique, elements, positions, shape, value_shape)
             return Layout(tuple(ENTRIES if a in listed else w for a, w in enumerate(where)), entries)
