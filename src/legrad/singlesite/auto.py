@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import jax
@@ -122,9 +122,8 @@ def _leaf(
         return {}
     plan = make_plan(program, number, values, choices.shape, memory, whole=is_listening())
     tell(name, program, number, len(choices), plan)
-    again = partial(recompute, program, number, leaves, choices, memory, differences)
     if plan.brute:
-        return again(None)
+        return recompute(program, number, values, choices, memory, differences)
     found, lost = run(program, number, values, choices, plan)
     if lost is not None:
         lost = reduce(jnp.logical_or, map(jnp.isnan, found.values()), lost)
@@ -139,7 +138,10 @@ def _leaf(
         return found
 
     def mended() -> Found:
-        return {o: jnp.where(lost, r, found[o]) for o, r in again(lost).items()}
+        # As this seldom runs, nothing that it needs is held for it.
+        here = program.evaluate(leaves, program.reached(number))
+        again = recompute(program, number, here, choices, memory, differences, lost)
+        return {o: jnp.where(lost, r, found[o]) for o, r in again.items()}
 
     # Where nothing is lost, this costs nothing.
     return jax.lax.cond(any_of(jnp.any(lost)), mended, lambda: found)

@@ -194,12 +194,27 @@ class Program:
         finite = [self.constants[i] for i in sides if i in self.constants]
         return any(np.size(c) == 1 and _compat.is_concrete(c) and bool(np.isfinite(c)) for c in finite)
 
-    def evaluate(self, x: list[Any]) -> dict[int, Any]:
-        """Every value of the program at `x`."""
+    def evaluate(self, x: list[Any], around: Sequence[Op] | None = None) -> dict[int, Any]:
+        """Evaluate the program at `x`: every value, or those that some operations take and give."""
         values = dict(self.constants) | dict(zip(self.inputs, x, strict=True))
-        for op in self.ops:
+        for op in self.ops if around is None else self._leading_to(around):
             values.update(zip(op.outputs, op.run([values[i] for i in op.inputs]), strict=True))
         return values
+
+    def _leading_to(self, ops: Sequence[Op]) -> list[Op]:
+        """Return the operations that lead to some, and these, in order."""
+        places, ahead = set[int](), [self._place[op.outputs[0]] for op in ops]
+        while ahead:
+            place = ahead.pop()
+            if place not in places:
+                places.add(place)
+                ahead += [self._place[i] for i in self.ops[place].inputs if i in self._place]
+        return [self.ops[place] for place in sorted(places)]
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        """The place of the operation that makes a value."""
+        return {i: place for place, op in enumerate(self.ops) for i in op.outputs}
 
     @cached_property
     def _users(self) -> dict[int, list[int]]:

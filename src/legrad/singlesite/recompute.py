@@ -21,7 +21,7 @@ _AT_ONCE = 32  # changes in a block of those that digits were lost for
 def recompute(
     program: Program,
     number: int,
-    leaves: list[jax.Array],
+    values: dict[int, Any],
     choices: jax.Array,
     memory: int,
     differences: bool,
@@ -32,14 +32,12 @@ def recompute(
     Args:
         program: the traced function.
         number: which of its inputs changes.
-        leaves: the program's inputs at the pivot. All else is computed from them here: as this seldom runs, nothing
-            that it needs may be held for it.
+        values: at the pivot, whatever the operations that the change reaches take and give.
         choices: the candidates, (K, *shape); axes of length 1 stand for all elements.
         memory: bytes that one block may take.
         differences: whether the values at the pivot are subtracted.
         flags: which candidates and elements are asked for, (K, *shape); None for all. The others get zeros.
     """
-    values = program.evaluate(leaves)
     pivot, ops = values[number], program.reached(number)
     shape = (len(choices), *pivot.shape)
     changing = program.dependents(number)
