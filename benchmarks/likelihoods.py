@@ -19,8 +19,8 @@ import numpy as np
 import numpyro.distributions as dist
 
 import legrad
-from legrad import densities
 from legrad.diagnostics.timing import interleaved_seconds
+from legrad.distributions import densities
 
 N, P, C = 5_000, 40, 6
 rng = np.random.default_rng(0)

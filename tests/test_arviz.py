@@ -16,8 +16,8 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import legrad
 from legrad import _compat
 from legrad.diagnostics.to_arviz import to_arviz
-from legrad.fitting.parameters import Parameters
-from legrad.problem import Problem
+from legrad.model.parameters import Parameters
+from legrad.model.problem import Problem
 
 arviz = _compat.arviz()
 KEY = jax.random.key(0)

@@ -7,11 +7,11 @@ import numpyro.distributions as dist
 import pytest
 
 import legrad
-from legrad.densities import log_prob
+from legrad.distributions.densities import log_prob
 from legrad.singlesite import rules
 from legrad.singlesite.plan import Plan
-from legrad.singlesite.program import Program
 from legrad.singlesite.rules import bernoulli
+from legrad.trace.program import Program
 
 H, D = 7, 100  # not a multiple of the number of factors
 

@@ -19,7 +19,7 @@ import pytest
 
 import legrad
 import small_fit
-from legrad.fitting import container
+from legrad.fitting import file_format as container
 from small_fit import fit, fit_rows, numbers, same
 
 AUTO = {"stop": legrad.AutoStop(tolerance=0.2), "steps": 4000}
@@ -182,7 +182,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(descriptor)
 
-    monkeypatch.setattr("legrad.fitting.container.os.fsync", full)
+    monkeypatch.setattr("legrad.fitting.file_format.os.fsync", full)
     with pytest.warns(legrad.FitWarning, match="the disk is full.*the one of step 60 is whole"):
         result = fit(steps=200, checkpoint=tmp_path, checkpoint_every=30)
     assert result.steps == 90

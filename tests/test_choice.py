@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import legrad
-from legrad.fitting import choice
-from legrad.problem import Problem
+from legrad.fitting import estimator_choice as choice
+from legrad.model.problem import Problem
 
 KEY = jax.random.key(0)
 

@@ -11,12 +11,12 @@ from jax.lax import stop_gradient
 
 import legrad
 from checking import draw_until
-from legrad import costs, signals
-from legrad.adding import add_up
-from legrad.costs import Costs, among
-from legrad.known import known
-from legrad.problem import Noise, Problem
-from legrad.reach import EMPTY
+from legrad.estimators import costs, signals
+from legrad.estimators.adding import add_up
+from legrad.estimators.costs import Costs, fixed_parents
+from legrad.model.problem import Noise, Problem
+from legrad.trace.concrete import compiled_for
+from legrad.trace.dependence import EMPTY
 
 # --- the rule, against its definition -------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ def costs_of(model, guide, params, args, noise=None):
     pivot = problem.draw(noise)
     x = {n: stop_gradient(f.coordinate) for n, f in pivot.items()}
     evaluate = lambda x: problem.evaluate(x, noise, pivot=pivot)
-    return Costs(x, among(x, problem.parents(pivot, noise)), evaluate), evaluate(x)
+    return Costs(x, fixed_parents(x, problem.parents(pivot, noise)), evaluate), evaluate(x)
 
 
 CAUSES = np.array([[0, 9, 4], [3, 9, 9], [5, 6, 1], [2, 8, 0], [2, 3, 8]])
@@ -148,7 +148,7 @@ def test_a_finding_counts_for_its_causes_alone():
 
     @jax.jit
     def inside(causes):
-        with known([causes], [CAUSES]):
+        with compiled_for([causes], [CAUSES]):
             found, here = costs_of(noisy_or, ten, params, (causes,))
             return found.of("z", found.values(here))
 
@@ -199,7 +199,7 @@ def test_an_argument_that_is_known_is_as_good_as_a_closure():
 
     @jax.jit
     def as_argument(argument, keys):
-        with known([argument], [group]):
+        with compiled_for([argument], [group]):
             return gradients(argument, keys)
 
     closed_over = jax.jit(lambda keys: gradients(group, keys))(keys)

@@ -8,8 +8,8 @@ import numpyro.distributions as dist
 import pytest
 
 import legrad
-from legrad.densities import Categories, bernoulli_entropy, log_prob
-from legrad.distributions import OffsetCategorical
+from legrad.distributions.densities import Categories, bernoulli_entropy, log_prob
+from legrad.distributions.offset_categorical import OffsetCategorical
 
 MAKE = {
     dist.BernoulliLogits: (lambda x: dist.Bernoulli(logits=x), [0, 1]),

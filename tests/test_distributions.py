@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from legrad.distributions import OffsetCategorical
+from legrad.distributions.offset_categorical import OffsetCategorical
 
 
 class TestOffsetCategorical:

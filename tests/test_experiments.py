@@ -12,7 +12,7 @@ import legrad
 from checking import draw_until, flat
 from legrad.experiments import draw, measure, record
 from legrad.experiments.ldgrad import LdGrad
-from legrad.fitting.step import Program
+from legrad.fitting.compiled_loop import CompiledLoop
 
 Y = jnp.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]])
 
@@ -148,14 +148,14 @@ def test_a_fit_stops_when_its_time_is_over():
 def test_a_step_longer_than_the_time_is_made_once_more(monkeypatch):
     """The first step compiles; after one more the time is over."""
     took, clock = iter([5.0, 3.0, 3.0]), [0.0]
-    advance = Program.advance
+    advance = CompiledLoop.advance
 
     def timed(self, state, ends, loaded):
         clock[0] += next(took)
         return advance(self, state, ends, loaded)
 
-    monkeypatch.setattr(Program, "advance", timed)
-    monkeypatch.setattr("legrad.fitting.drive.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(CompiledLoop, "advance", timed)
+    monkeypatch.setattr("legrad.fitting.host_loop.time.perf_counter", lambda: clock[0])
     result = legrad.fit(
         line, start, args=(2,), key=jax.random.key(0), estimator=legrad.Reparameterized(), steps=9, seconds=1.0,
         progress=False,
@@ -179,9 +179,9 @@ def test_measured_variances_are_the_true_ones():
     """f = −x²/2 + const: the reparameterized gradient of mu is −x, of variance 0.25; a mean of 4 has a quarter."""
     bench = measure.Bench(line, start, (3,))
     plans = {
-        "one": measure.Plan(legrad.Reparameterized(), 4000),
-        "four": measure.Plan(legrad.Reparameterized(), 4000, 4),
-        "local": measure.Plan(legrad.LocalExpectation(), 10),
+        "one": measure.MeasurePlan(legrad.Reparameterized(), 4000),
+        "four": measure.MeasurePlan(legrad.Reparameterized(), 4000, 4),
+        "local": measure.MeasurePlan(legrad.LocalExpectation(), 10),
     }
     found = bench.variances(plans, [{"mu": np.ones(3)}, {"mu": np.zeros(3)}], "x")
     np.testing.assert_allclose(found["variance one mu"], 0.25, rtol=0.15)

@@ -56,7 +56,7 @@ def test_chunks_do_not_change_the_result(monkeypatch):
         return legrad.fit(model, legrad.MeanField(model), args=(Y,), key=KEY, steps=50, progress=False)
 
     whole = fit()
-    monkeypatch.setattr("legrad.fitting.drive._CHUNK_SECONDS", 0.0)  # chunks of at most two steps
+    monkeypatch.setattr("legrad.fitting.host_loop._CHUNK_SECONDS", 0.0)  # chunks of at most two steps
     np.testing.assert_array_equal(fit().elbo, whole.elbo)
 
 

@@ -33,8 +33,8 @@ from guide_models import (
     subsampled,
     subsampled_twice,
 )
-from legrad.distributions import OffsetCategorical
-from legrad.guides import MeanField
+from legrad.distributions.offset_categorical import OffsetCategorical
+from legrad.guides.mean_field import MeanField
 
 
 @cache

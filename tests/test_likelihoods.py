@@ -8,10 +8,11 @@ import numpyro.distributions as dist
 import pytest
 
 import legrad
-from legrad import reach
-from legrad.densities import log_prob
-from legrad.reach import own_boxes
+from legrad.distributions.densities import log_prob
 from legrad.singlesite.plan import Plan
+from legrad.trace import dependence as reach
+from legrad.trace.dependence import own_boxes
+from legrad.trace.program import Program
 
 N, P = 30, 3
 rng = np.random.default_rng(0)
@@ -173,7 +174,7 @@ def test_rows_do_not_see_each_other():
         return log_p(jnp.stack([x["z"], jnp.zeros(4), -x["z"]], axis=-1), x["y"])
 
     boxes = own_boxes((4,))
-    found = reach.Program(program, {"z": jnp.zeros(4), "y": jnp.zeros(4, int)}).reach({"z": boxes, "y": None})
+    found = reach.reach(Program(program, {"z": jnp.zeros(4), "y": jnp.zeros(4, int)}), {"z": boxes, "y": None})
     assert np.array_equal(found, boxes)
 
 

@@ -10,8 +10,8 @@ from numpyro import handlers
 from numpyro.infer import Trace_ELBO
 
 import legrad
-from legrad.costs import among, descendants
-from legrad.problem import Noise, Problem
+from legrad.estimators.costs import descendants, fixed_parents
+from legrad.model.problem import Noise, Problem
 
 KEY = jax.random.key(0)
 D3 = jnp.array([1.0, 2.0, 3.0])
@@ -137,14 +137,14 @@ def test_parents():
     parents = problem.parents(problem.draw(noise), noise)
     assert parents == {"a": set(), "x": {"a"}, "b": {"x"}, "c": set(), "d": {"b"}}
     fixed = ["a", "b", "c", "d"]
-    assert among(fixed, parents) == {"a": set(), "b": {"a"}, "c": set(), "d": {"b"}}
-    assert descendants(among(fixed, parents)) == {"a": {"b", "d"}, "b": {"d"}, "c": set(), "d": set()}
+    assert fixed_parents(fixed, parents) == {"a": set(), "b": {"a"}, "c": set(), "d": {"b"}}
+    assert descendants(fixed_parents(fixed, parents)) == {"a": {"b", "d"}, "b": {"d"}, "c": set(), "d": set()}
 
 
 def test_cycles_of_a_scan_end():
     parents = {"z": frozenset({"s"}), "s": frozenset({"z"}), "x": frozenset({"s"})}
     assert descendants(parents)["z"] == {"z", "s", "x"}
-    assert among(["x"], parents) == {"x": frozenset()}
+    assert fixed_parents(["x"], parents) == {"x": frozenset()}
 
 
 @pytest.mark.parametrize(

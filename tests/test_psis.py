@@ -19,8 +19,8 @@ import legrad
 from legrad.diagnostics import weights
 from legrad.diagnostics.diagnosis import _errors, _moments, diagnose
 from legrad.diagnostics.psis import LIMIT, _tied_khat, elbo_estimate, khat, log_weights, smoothed_weights, summary
-from legrad.messages import FitWarning
-from legrad.problem import Problem
+from legrad.model.messages import FitWarning
+from legrad.model.problem import Problem
 
 KEY = jax.random.key(0)
 

@@ -10,7 +10,7 @@ import pytest
 from numpyro.distributions import transforms as tr
 from scipy import special, stats
 
-from legrad import quadrature, support
+from legrad.distributions import quadrature, support
 
 jax.config.update("jax_enable_x64", True)
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from legrad.known import known
-from legrad.reach import EMPTY, RULES, Program, members, own_boxes, own_sets
+from legrad.trace.concrete import compiled_for
+from legrad.trace.dependence import EMPTY, RULES, members, own_boxes, own_sets, reach
+from legrad.trace.program import Program
 
 A = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5)))
 
@@ -78,7 +79,7 @@ FORMS = {"boxes": (own_boxes, pattern_of_boxes), "sets": (own_sets, pattern_of_s
 def test_what_is_seen_holds_the_jacobian(name, form):
     (program, exact), (own, pattern) = PROGRAMS[name], FORMS[form]
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)))
-    found = Program(program, x).reach(own(x.shape))
+    found = reach(Program(program, x), own(x.shape))
     truth = pattern_of(program, x)
     claimed = pattern(found, x.shape, truth.shape[:-2])
     assert not np.any(truth & ~claimed), "a dependence was missed"
@@ -91,7 +92,7 @@ def test_what_is_seen_holds_the_jacobian(name, form):
 def test_a_latent_index_is_seen_by_what_it_picks():
     mu = jnp.arange(5.0)
     z = jnp.array([3, 1, 4])
-    boxes = Program(lambda z: mu[z], z).reach(own_boxes(z.shape))
+    boxes = reach(Program(lambda z: mu[z], z), own_boxes(z.shape))
     assert np.array_equal(boxes[0], [0, 1, 2])
     assert np.array_equal(-boxes[1], [0, 1, 2])
 
@@ -100,7 +101,7 @@ def test_index_arrays_behind_jit_are_not_trusted():
     """A traced index array could hold anything: every output may see every element."""
 
     def count_points(index):
-        boxes = Program(lambda x: x[index], jnp.zeros(3)).reach(own_boxes((3,)))
+        boxes = reach(Program(lambda x: x[index], jnp.zeros(3)), own_boxes((3,)))
         found.append(boxes)
         return index
 
@@ -117,8 +118,8 @@ def test_index_arrays_that_are_known_behind_jit_are_read():
             place = jnp.where(index > 1, index, 0) - jnp.floor(shift).astype(int)
             return x[place]
 
-        with known([index, shift], [np.array([2, 1]), np.float32(0.5)]):
-            found.append(Program(program, jnp.zeros(3)).reach(own_boxes((3,))))
+        with compiled_for([index, shift], [np.array([2, 1]), np.float32(0.5)]):
+            found.append(reach(Program(program, jnp.zeros(3)), own_boxes((3,))))
         return index
 
     found = []
@@ -131,7 +132,7 @@ def test_two_latents_are_followed_side_by_side():
     x, z = jnp.zeros(3), jnp.zeros(2)
     of_x, of_z = own_sets(x.shape), own_sets(z.shape)
     seen = {"x": np.concatenate([of_x, 0 * of_x]), "z": np.concatenate([0 * of_z, of_z])}
-    found = Program(lambda t: t["x"][:2] * t["z"], {"x": x, "z": z}).reach(seen)
+    found = reach(Program(lambda t: t["x"][:2] * t["z"], {"x": x, "z": z}), seen)
     assert np.array_equal(found, [[1, 2], [1, 2]])
 
 
@@ -141,7 +142,7 @@ def test_sets_of_many_elements(count):
 
 
 def test_a_scalar_latent_is_seen():
-    assert Program(lambda x: 2 * x, jnp.zeros(())).reach(own_boxes(())) is not None
+    assert reach(Program(lambda x: 2 * x, jnp.zeros(())), own_boxes(())) is not None
 
 
 def test_a_missing_rule_would_be_noticed(monkeypatch):

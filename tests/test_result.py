@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import legrad
-from legrad.fitting.ending import _fell
+from legrad.fitting.conclusion import _fell
 
 KEY = jax.random.key(0)
 Y = jnp.array([0.2, 1.9, -0.5, 2.5])

@@ -281,7 +281,7 @@ def test_one_start_that_fails_does_not_end_the_others():
 
 
 def test_distances_are_those_of_closed_forms():
-    from legrad.problem import Noise, Problem
+    from legrad.model.problem import Noise, Problem
 
     def guide():
         x = numpyro.sample("x", dist.Normal(numpyro.param("m", 0.0), jnp.exp(numpyro.param("s", 0.0))))

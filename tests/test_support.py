@@ -8,7 +8,7 @@ import pytest
 from numpyro.distributions import transforms as tr
 from scipy import special, stats
 
-from legrad import support
+from legrad.distributions import support
 
 jax.config.update("jax_enable_x64", True)
 

@@ -17,8 +17,9 @@ from numpyro.distributions import constraints
 import legrad
 from catalogue import ROWS, Row, normal_mean
 from checking import draw_until, flat, gradient_of
-from legrad import costs, problem, support
-from legrad.estimators import base, disarm, local_expectation
+from legrad.distributions import support
+from legrad.estimators import base, costs, disarm, local_expectation
+from legrad.model import problem
 
 LOCAL = legrad.LocalExpectation
 

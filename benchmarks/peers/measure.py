@@ -19,9 +19,9 @@ from row import Peer
 
 from legrad.diagnostics.gradients import gradient_at
 from legrad.diagnostics.timing import interleaved_seconds
-from legrad.fitting.arrays import split_arrays
-from legrad.fitting.parameters import Parameters
-from legrad.known import known
+from legrad.model.arrays import split_arrays
+from legrad.model.parameters import Parameters
+from legrad.trace.concrete import compiled_for
 
 DIRECTIONS = 8  # random projections in which means are compared
 
@@ -45,7 +45,7 @@ class Gradients:
             return gradient_at(at, key, parameters, method.estimator, method.model, method.guide, args, {})
 
         def run(at: Any, key: jax.Array, steps: jax.Array, rate: jax.Array, arrays: Any) -> Any:
-            with known(arrays, self.arrays):
+            with compiled_for(arrays, self.arrays):
                 args = rebuild(arrays)
 
                 def step(i: jax.Array, carry: Any) -> Any:

@@ -22,10 +22,10 @@ from numpyro.infer import SVI, Trace_ELBO
 from row import Peer
 
 import legrad
-from legrad.fitting.choice import choose
+from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.data import Feed, Given
-from legrad.fitting.parameters import Parameters
-from legrad.fitting.step import Program
+from legrad.fitting.estimator_choice import choose
+from legrad.model.parameters import Parameters
 
 PATIENCE = 10.0  # times LeGrad's seconds
 LOOKS = 20  # how often the ELBO is measured in LeGrad's time; later, whenever there are 5% more steps
@@ -48,7 +48,9 @@ class Ours:
         self.parameters = Parameters(method.model, method.guide, peer.args, {}, jax.random.key(KEY))
         self.feed, adam = Feed(peer.args, {}, None, 0), optax.adam(peer.rate)
         key = jax.random.key(KEY)[None]
-        self.program = Program(method.model, method.guide, self.parameters, method.estimator, adam, self.feed, key)
+        self.program = CompiledLoop(
+            method.model, method.guide, self.parameters, method.estimator, adam, self.feed, key
+        )
         self.start = self.program.begin([self.parameters.unconstrain(self.parameters.initial)], room, None)
 
     def advance(self, state: Any, steps: int) -> Any:

@@ -29,11 +29,11 @@ import optax
 from jax.lax import stop_gradient
 from numpyro.distributions import BernoulliLogits, BernoulliProbs
 
-from legrad.costs import Costs, among
-from legrad.densities import softplus
+from legrad.distributions.densities import softplus
+from legrad.distributions.unwrap import strip
 from legrad.estimators.base import Estimator, draws, over_draws, require_positive
-from legrad.problem import Evaluation, Factor, Noise, Problem
-from legrad.wrappers import strip
+from legrad.estimators.costs import Costs, fixed_parents
+from legrad.model.problem import Evaluation, Factor, Noise, Problem
 
 _OWN_NOISE = 1 << 30  # folded into the key of a draw; statements of the guide fold in their position
 
@@ -198,7 +198,7 @@ def _one(problem: Problem, control: Mapping[str, Any], noise: Noise) -> jax.Arra
     value = here.total(stop=b)
     if not b:
         return value
-    parents = among(b, problem.parents(pivot, noise))
+    parents = fixed_parents(b, problem.parents(pivot, noise))
     _reject_dependent(parents)
     costs = Costs(b, parents, evaluate)
 

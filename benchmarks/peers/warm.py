@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 import legrad
-from legrad.fitting.parameters import Parameters
+from legrad.model.parameters import Parameters
 
 
 def warmed(model: Callable, guide: Callable, args: tuple[Any, ...], steps: int, rate: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import optax
 from row import TrustProblem
 
 import legrad
-from legrad.fitting.parameters import Parameters
+from legrad.model.parameters import Parameters
 
 RATES = (0.2, 0.1, 0.05, 0.02, 0.01)
 LENGTHS = tuple(int(50 * 2 ** (i / 2)) for i in range(19))  # 50, 70, 100, ... 25,600

@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 import legrad
 from legrad.diagnostics.psis import elbo_estimate
-from legrad.problem import Problem
+from legrad.model.problem import Problem
 
 OUT = Path(__file__).parents[2] / "docs" / "results" / "trust.json"
 DRAWS, ELBO_DRAWS = 20_000, 20_000

@@ -16,8 +16,6 @@ from jax import lax
 from jax._src import source_info_util
 from jax.extend import core as jex
 
-from legrad.operations import OPERATIONS, name_of
-
 Literal = jex.Literal
 Tracer = jax.core.Tracer
 
@@ -48,15 +46,15 @@ _SPELLED: dict[str, Callable[..., Any]] = {
 }
 
 
-def wrapped_program(eqn: Any) -> tuple[Any, list[Any]] | None:
-    """The (jaxpr, consts) that an equation merely wraps, or None for an ordinary primitive."""
+def wrapped_program(eqn: Any, name: str) -> tuple[Any, list[Any]] | None:
+    """Return the (jaxpr, consts) that an equation of some name merely wraps, or None for an ordinary primitive."""
     spelled = _SPELLED.get(eqn.primitive.name)
     if spelled is not None:
         given = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
         program = jax.make_jaxpr(partial(spelled, **eqn.params))(*given)
         eqns = [inner.replace(source_info=eqn.source_info) for inner in program.jaxpr.eqns]  # the user's line
         return program.jaxpr.replace(eqns=eqns), list(program.consts)
-    key = _WRAPPERS.get(name_of(eqn))
+    key = _WRAPPERS.get(name)
     if key is None:
         return None
     program = eqn.params[key]  # a Jaxpr or a ClosedJaxpr, depending on primitive and JAX version
@@ -73,10 +71,8 @@ def is_concrete(x: Any) -> bool:
     return not isinstance(x, Tracer)
 
 
-def run(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """Run one equation of a jaxpr: an operation by its function, whatever the shapes."""
-    if (name := name_of(eqn)) in OPERATIONS:
-        return [OPERATIONS[name](*operands)]
+def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """Run the primitive of one equation."""
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]

@@ -29,8 +29,8 @@ from legrad.diagnostics.replay import replay
 from legrad.diagnostics.simulation import Simulator
 from legrad.estimators import LocalExpectation
 from legrad.estimators.base import require_positive
-from legrad.fitting.parameters import Parameters
-from legrad.handling import alone
+from legrad.model.parameters import Parameters
+from legrad.model.threads import one_at_a_time
 
 _LEAST = 20  # simulations: fewer could not show anything
 
@@ -104,7 +104,7 @@ def calibrate(
     simulator = Simulator(model, args, dict(kwargs or {}), observed, of_look)
     _, data = jax.jit(simulator.draw)(of_look)
     fitted = simulator.guide_on_data(guide, guide_args)
-    with alone:
+    with one_at_a_time:
         handlers.seed(fitted, of_init)(data)  # guides that read the model at their first call need concrete data
     parameters = Parameters(simulator.conditioned, fitted, (data,), {}, of_init, init_params)
     simulator.check_guide(fitted, parameters.initial, data, of_init)
@@ -152,7 +152,7 @@ def _fit(
 ) -> tuple[dict[str, Any], jax.Array]:
     """The fitted parameters, constrained, and the rise of the ELBO at the end."""
 
-    @alone
+    @one_at_a_time
     def loss(unconstrained: dict[str, Any], key: jax.Array) -> jax.Array:
         return estimator.loss(key, parameters.constrain(unconstrained), model, guide, data)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from legrad.diagnostics.psis import LIMIT, ElboEstimate, concerns, smoothed_weights, summary, weighing
 from legrad.diagnostics.weights import Draws, Values
-from legrad.problem import Problem
+from legrad.model.problem import Problem
 
 TOLERANCE = 0.1  # posterior standard deviations
 _SHOWN = 12

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from numpyro.infer.elbo import ELBO
 
 from legrad.estimators import LocalExpectation
-from legrad.fitting.parameters import Parameters
+from legrad.model.parameters import Parameters
 from legrad.singlesite import MEMORY, single_site_differences
 from legrad.singlesite.report import Explanation, listening
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer.elbo import ELBO
 
-from legrad.fitting.parameters import Parameters
-from legrad.handling import alone
-from legrad.problem import Noise, Problem
+from legrad.model.parameters import Parameters
+from legrad.model.problem import Noise, Problem
+from legrad.model.threads import one_at_a_time
 
 _ROUNDING_DRAWS = 8
 
@@ -49,7 +49,7 @@ def gradient_at(
 ) -> dict[str, Any]:
     """One draw of the estimator's gradient of the ELBO at unconstrained parameters."""
 
-    @alone
+    @one_at_a_time
     def elbo(unconstrained: dict[str, Any]) -> jax.Array:
         return -estimator.loss(key, parameters.constrain(unconstrained), model, guide, *args, **kwargs)
 

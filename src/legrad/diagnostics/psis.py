@@ -24,8 +24,8 @@ import numpy as np
 
 from legrad import _compat
 from legrad.diagnostics.weights import Draws, log_weights
-from legrad.messages import FitWarning
-from legrad.problem import Problem
+from legrad.model.messages import FitWarning
+from legrad.model.problem import Problem
 
 __all__ = ["LIMIT", "ElboEstimate", "elbo_estimate", "khat", "log_weights"]
 

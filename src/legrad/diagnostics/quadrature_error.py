@@ -8,10 +8,10 @@ import jax
 
 from legrad import _compat
 from legrad.estimators import LocalExpectation
-from legrad.estimators.accuracy import Error, concern, errors, quadrature_sites, worst
-from legrad.fitting.parameters import Parameters
+from legrad.estimators.quadrature_accuracy import Error, concern, errors, quadrature_sites, worst
 from legrad.fitting.result import FitResult
-from legrad.problem import Problem
+from legrad.model.parameters import Parameters
+from legrad.model.problem import Problem
 
 
 def quadrature_error(result: FitResult, key: jax.Array | None = None, draws: int = 16) -> dict[str, Any]:

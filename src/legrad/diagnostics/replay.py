@@ -12,8 +12,8 @@ from numpyro import handlers
 from numpyro.distributions.distribution import Unit
 from numpyro.primitives import Messenger
 
-from legrad.handling import alone
-from legrad.wrappers import strip
+from legrad.distributions.unwrap import strip
+from legrad.model.threads import one_at_a_time
 
 Trace = dict[str, Any]
 
@@ -57,7 +57,7 @@ def replay(
         given: values of parameters and latents by name; names that the program does not have are left alone.
         layers: further handlers, the innermost last.
     """
-    with alone, ExitStack() as stack:
+    with one_at_a_time, ExitStack() as stack:
         trace = stack.enter_context(handlers.trace())
         for layer in (handlers.seed(rng_seed=key), handlers.substitute(data=dict(given)), *layers):
             stack.enter_context(layer)

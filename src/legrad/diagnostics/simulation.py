@@ -15,9 +15,9 @@ from numpyro.infer import init_to_sample
 from numpyro.ops.provenance import eval_provenance
 
 from legrad.diagnostics.replay import Trace, full_shape, is_factor, latent_sites, observed_sites, replay
-from legrad.handling import alone
-from legrad.problem import LogDensity, Noise, Problem
-from legrad.wrappers import strip
+from legrad.distributions.unwrap import strip
+from legrad.model.problem import LogDensity, Noise, Problem
+from legrad.model.threads import one_at_a_time
 
 Data = dict[str, jax.Array]
 
@@ -110,7 +110,7 @@ class Simulator:
             for i, leaf in enumerate(leaves)
             if i not in replaced and isinstance(leaf, jax.Array | np.ndarray)
         }
-        with alone:
+        with one_at_a_time:
             handlers.seed(guide, 0)(*self.args, **self.kwargs)  # MeanField reads its model once, concretely
 
         def program(**given: Any) -> tuple[list, list]:

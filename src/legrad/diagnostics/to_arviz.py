@@ -15,7 +15,7 @@ from numpyro import handlers
 from legrad import _compat
 from legrad.diagnostics.replay import Trace, Whole, full_shape, latent_sites, observed_sites, replay
 from legrad.estimators.base import require_positive
-from legrad.problem import LogDensity, Problem
+from legrad.model.problem import LogDensity, Problem
 
 Groups = dict[str, dict[str, Any]]
 

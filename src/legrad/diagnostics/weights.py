@@ -18,10 +18,10 @@ from numpyro.distributions import BernoulliLogits, BernoulliProbs, CategoricalLo
 from numpyro.primitives import Messenger
 
 from legrad import _compat
-from legrad.fitting.arrays import split_arrays
-from legrad.handling import alone
-from legrad.problem import Evaluation, Noise, Problem
-from legrad.wrappers import strip
+from legrad.distributions.unwrap import strip
+from legrad.model.arrays import split_arrays
+from legrad.model.problem import Evaluation, Noise, Problem
+from legrad.model.threads import one_at_a_time
 
 _MEMORY = 1 << 26  # bytes: of the intermediate values of draws made together, and of the draws held on the host
 Values = dict[str, np.ndarray]
@@ -62,7 +62,7 @@ class Draws:
         self.problem, self.n = problem, n
         self._keys = jax.random.split(key, n)
         plates, trace = _Plates(), handlers.trace()
-        with alone, plates:
+        with one_at_a_time, plates:
             program, shapes = jax.make_jaxpr(lambda k: _one(problem, k, trace), return_shape=True)(self._keys[0])
         latents = {name: site for name, site in trace.trace.items() if _is_latent(site)}
         self.labels = {name: k for name, site in latents.items() if (k := _categories(site))}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from numpyro.infer.elbo import ELBO
 
-from legrad.problem import Noise, Problem
+from legrad.model.problem import Noise, Problem
 
 
 class Score(NamedTuple):

@@ -20,10 +20,10 @@ from jax.lax import stop_gradient
 from numpyro.distributions import BernoulliLogits, BernoulliProbs
 from numpyro.primitives import Messenger
 
-from legrad.costs import Costs, among
+from legrad.distributions.unwrap import strip
 from legrad.estimators.base import Estimator, draws, gradient_alone, over_draws, require_positive
-from legrad.problem import Factor, Noise, Problem
-from legrad.wrappers import strip
+from legrad.estimators.costs import Costs, fixed_parents
+from legrad.model.problem import Factor, Noise, Problem
 
 
 class DisARM(Estimator):
@@ -53,7 +53,7 @@ class DisARM(Estimator):
         evaluate = partial(problem.evaluate, noise=noise, pivot=pivot)
         here = problem.evaluate_draw(pivot, x, noise)
         graph = problem.parents(pivot, noise)
-        costs = Costs(x, among(x, graph), evaluate)
+        costs = Costs(x, fixed_parents(x, graph), evaluate)
         total, values = jnp.zeros(()), [here.total(stop=x)]
         for name in x:
             if any(name in parents for parents in graph.values()):

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from legrad import support
+from legrad.distributions import support
 from legrad.estimators.base import Estimator, draws
-from legrad.problem import Factor, Noise, Problem
+from legrad.model.problem import Factor, Noise, Problem
 
 LIMIT = 1 << 20  # joint configurations
 _BLOCK = 1 << 10  # of them evaluated at once

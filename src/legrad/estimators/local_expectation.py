@@ -20,13 +20,13 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from legrad import support
-from legrad.costs import Costs, among, descendants
+from legrad.distributions import support
+from legrad.estimators.alarms import require_accurate, warn_escaped
 from legrad.estimators.base import Estimator, Score, draws, over_draws, require_positive, surrogate
+from legrad.estimators.costs import Costs, descendants, fixed_parents
 from legrad.estimators.score_function import score
 from legrad.estimators.treatment import treatments
-from legrad.estimators.watch import require_accurate, warn_escaped
-from legrad.problem import Draw, Evaluation, Factor, Noise, Problem
+from legrad.model.problem import Draw, Evaluation, Factor, Noise, Problem
 from legrad.singlesite import METHODS, single_site_totals, single_site_work
 from legrad.singlesite.report import tell_methods
 
@@ -87,13 +87,13 @@ class LocalExpectation(Estimator):
         return surrogate(value, scores, leave_one_out=self.num_pivots > 1)
 
     def _one(self, problem: Problem, noise: Noise) -> tuple[jax.Array, dict[str, Score], Alarms]:
-        pivot, x, local, exact, tips, held, parents, children = self.arrange(problem, noise)
+        pivot, x, local, exact, childless, held, parents, children = self.arrange(problem, noise)
         evaluate = partial(problem.evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
         here = problem.evaluate_draw(pivot, x, noise, exact_entropy=exact)
         cuts = {n: self._cut(here.factors[n], children[n]) for n in local}
         moving = partial(problem.stopped().evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
-        changes = self.changes(here, moving, x, {n: cuts[n] for n in tips}, False)
-        others = {n: cuts[n] for n in local if n not in tips}
+        changes = self.changes(here, moving, x, {n: cuts[n] for n in childless}, False)
+        others = {n: cuts[n] for n in local if n not in childless}
         changes |= self.changes(here, moving, held, others, any(children.values()))
 
         scores, alarms = {}, Alarms({}, {})
@@ -141,7 +141,7 @@ class LocalExpectation(Estimator):
 
         It depends on shapes alone, and is known before the first step.
         """
-        names = [n for n in found.tips if n not in self.sites and found.pivot[n].fn.has_rsample]
+        names = [n for n in found.childless if n not in self.sites and found.pivot[n].fn.has_rsample]
         nodes = {n: self.nodes * max(1, math.prod(jnp.shape(found.x[n]))) for n in names}
         names = [n for n in names if nodes[n] > GRADIENTS * EVALUATIONS]  # else even brute force costs less
         if not names or self.method == "brute":
@@ -164,21 +164,21 @@ class LocalExpectation(Estimator):
 
         # A continuous site that no fixed site depends on is recomputed from its noise when another site changes:
         # held at its value it would be in that site's blanket, and a narrow factor there ruins the weights.
-        needed = frozenset[str]().union(*among(x, graph).values())
-        tips = {n for n in local if pivot[n].fn.has_rsample and n not in needed}
-        held = {n: z for n, z in x.items() if n not in tips}
-        parents = among(held, graph)
-        children = {n: bool(after) for n, after in descendants(parents).items()} | dict.fromkeys(tips, False)
-        return Arranged(pivot, x, local, exact, tips, held, parents, children)
+        needed = frozenset[str]().union(*fixed_parents(x, graph).values())
+        childless = {n for n in local if pivot[n].fn.has_rsample and n not in needed}
+        held = {n: z for n, z in x.items() if n not in childless}
+        parents = fixed_parents(held, graph)
+        children = {n: bool(after) for n, after in descendants(parents).items()} | dict.fromkeys(childless, False)
+        return Arranged(pivot, x, local, exact, childless, held, parents, children)
 
-    def _cut(self, factor: Factor, has_children: bool) -> Cut:
+    def _cut(self, factor: Factor, has_children: bool) -> SiteCandidates:
         """The candidates of one site; of two, the pivot comes first, and f is known there."""
         base, pivot = factor.elements.base, factor.coordinate
         values, weights, kind = support.must_have_candidates(base, self.nodes, self.window)
         common = support.common_values(base) if len(values) > 2 and self.method != "brute" else None
         if common is not None:
             # The pivot's own value is among them, one change for nothing; but all elements have the same candidates.
-            return Cut(common, weights, "common", None)
+            return SiteCandidates(common, weights, "common", None)
         if kind == "finite":
             at = jnp.argmax(values == pivot, axis=0)
             order = (at + jnp.arange(len(values)).reshape(-1, *(1,) * at.ndim)) % len(values)
@@ -188,16 +188,16 @@ class LocalExpectation(Estimator):
         check = None
         if kind == "quadrature" and has_children:
             check = support.must_have_candidates(base, self.nodes + 2, self.window)
-        return Cut(values, weights, kind, check)
+        return SiteCandidates(values, weights, kind, check)
 
     def changes(
         self,
         here: Evaluation,
         evaluate: Callable[[dict[str, jax.Array]], Evaluation],
         fixed: dict[str, jax.Array],
-        cuts: dict[str, Cut],
+        cuts: dict[str, SiteCandidates],
         with_log_q: bool,
-    ) -> dict[str, Change]:
+    ) -> dict[str, Differences]:
         """f and log q with one element changed, minus their values at the pivot."""
         if not cuts:
             return {}
@@ -212,7 +212,7 @@ class LocalExpectation(Estimator):
             self.method,
             at_pivot=jax.tree.map(stop_gradient, terms(here)),
         )
-        return {n: Change(*change) for n, change in changes.items()}
+        return {n: Differences(*change) for n, change in changes.items()}
 
 
 class Arranged(NamedTuple):
@@ -223,8 +223,8 @@ class Arranged(NamedTuple):
         x: the coordinates of the fixed sites, those that are not reparameterized.
         local: the elements of the local ones.
         exact: those whose entropy is known given their parents.
-        tips: the continuous ones that no fixed site depends on.
-        held: the coordinates that stay when another site changes: all of `x` but the tips.
+        childless: the continuous ones that no fixed site depends on.
+        held: the coordinates that stay when another site changes: all of `x` but the childless.
         parents: among the held ones.
         children: whether a fixed site depends on it, for each of `x`.
     """
@@ -233,7 +233,7 @@ class Arranged(NamedTuple):
     x: dict[str, jax.Array]
     local: dict[str, support.Scalar]
     exact: list[str]
-    tips: set[str]
+    childless: set[str]
     held: dict[str, jax.Array]
     parents: dict[str, frozenset[str]]
     children: dict[str, bool]
@@ -246,7 +246,7 @@ class Alarms(NamedTuple):
     inaccurate: dict[str, jax.Array]
 
 
-class Cut(NamedTuple):
+class SiteCandidates(NamedTuple):
     """The candidates of a site.
 
     Attributes:
@@ -270,20 +270,20 @@ class Cut(NamedTuple):
         return self.values if self.check is None else jnp.concatenate([self.values, self.check.values])
 
 
-class Change(NamedTuple):
+class Differences(NamedTuple):
     """f and the bare log q of all fixed sites at the moved candidates, minus their values at the pivot."""
 
     f: jax.Array
     log_q: Any
 
 
-def _leaf_score(factor: Factor, cut: Cut, change: Change) -> Score:
+def _leaf_score(factor: Factor, cut: SiteCandidates, change: Differences) -> Score:
     """No other fixed site depends on this one: its weights are its own, and all constants drop out."""
     values, weights = cut.moved, cut.weights[-len(cut.moved) :]
     return Score(_log_q(factor, values, weights), weights, stop_gradient(change.f), None)
 
 
-def _blanket_score(factor: Factor, cut: Cut, change: Change, cost: jax.Array) -> Score:
+def _blanket_score(factor: Factor, cut: SiteCandidates, change: Differences, cost: jax.Array) -> Score:
     if cut.kind == "finite":
         change = jax.tree.map(lambda a: jnp.concatenate([jnp.zeros_like(a[:1]), a]), change)
     change = jax.tree.map(lambda a: a[: len(cut.values)], change)
@@ -305,7 +305,7 @@ def _log_weights(factor: Factor, values: Any, weights: jax.Array, log_q: jax.Arr
     return jnp.where(weights > 0, jnp.log(safe) + stop_gradient(log_q) - own, -jnp.inf)
 
 
-def _inaccuracy(factor: Factor, cut: Cut, change: Change) -> jax.Array:
+def _inaccuracy(factor: Factor, cut: SiteCandidates, change: Differences) -> jax.Array:
     """How much the reweighted quadrature's mass, mean and variance move from K to K+2 nodes."""
     K = len(cut.weights)
     centre = jnp.sum(cut.weights * cut.values, axis=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 
 from legrad.estimators.base import Estimator, draws, over_draws, require_positive
-from legrad.problem import Noise, Problem
+from legrad.model.problem import Noise, Problem
 
 
 class Reparameterized(Estimator):

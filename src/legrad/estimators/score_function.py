@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from legrad.costs import Costs, among
 from legrad.estimators.base import Estimator, Score, draws, over_draws, require_positive, surrogate
-from legrad.problem import Evaluation, Noise, Problem
+from legrad.estimators.costs import Costs, fixed_parents
+from legrad.model.problem import Evaluation, Noise, Problem
 
 
 class ScoreFunction(Estimator):
@@ -48,7 +48,7 @@ class ScoreFunction(Estimator):
             pivot = problem.draw(noise)
             x = {name: stop_gradient(factor.coordinate) for name, factor in pivot.items()}
             evaluate = partial(problem.evaluate, noise=noise, pivot=pivot)
-            costs = Costs(x, among(x, problem.parents(pivot, noise)), evaluate)
+            costs = Costs(x, fixed_parents(x, problem.parents(pivot, noise)), evaluate)
             here = problem.evaluate_draw(pivot, x, noise)
             return here.total(stop=x), {name: score(name, here, costs) for name in x}
 
@@ -59,4 +59,5 @@ class ScoreFunction(Estimator):
 def score(name: str, here: Evaluation, costs: Costs) -> Score:
     """The score of one site: its own value is the only candidate."""
     log_q = here.factors[name].log_prob()
-    return Score(log_q[None], jnp.ones_like(log_q)[None], jnp.zeros_like(log_q)[None], costs.of(name, costs.values(here)))
+    cost = costs.of(name, costs.values(here))
+    return Score(log_q[None], jnp.ones_like(log_q)[None], jnp.zeros_like(log_q)[None], cost)

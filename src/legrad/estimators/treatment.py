@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from legrad import support
-from legrad.costs import descendants
-from legrad.problem import Factor
+from legrad.distributions import support
+from legrad.estimators.costs import descendants
+from legrad.model.problem import Factor
 
 
 def treatments(

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 import legrad
 from legrad.experiments import draw
 from legrad.experiments.ldgrad import LdGrad
-from legrad.experiments.measure import Bench, Plan, points
+from legrad.experiments.measure import Bench, MeasurePlan, points
 from legrad.experiments.record import trajectory
 from legrad.experiments.section import Claim, Picture, Section, Table
 from legrad.experiments.stages import Arrays, Results, Stage
@@ -103,18 +103,18 @@ def stages(s: Settings) -> dict[str, Stage]:
 
     def variances(results: Results, label: str) -> Arrays:
         plans = {
-            "LeGrad": Plan(methods["LeGrad"], s.draws),
-            "ReGrad": Plan(methods["ReGrad"], s.draws),
-            "LdGrad": Plan(fewer, s.draws, 10),
-            "LdGrad inside": Plan(LdGrad(s.samples // 10), s.draws, 10),
+            "LeGrad": MeasurePlan(methods["LeGrad"], s.draws),
+            "ReGrad": MeasurePlan(methods["ReGrad"], s.draws),
+            "LdGrad": MeasurePlan(fewer, s.draws, 10),
+            "LdGrad inside": MeasurePlan(LdGrad(s.samples // 10), s.draws, 10),
         }
         return bench.variances(plans, points(results["LeGrad"]), label)
 
     def windows(results: Results, label: str) -> Arrays:
         """The true variance along each method's own fit, for its window to be compared with."""
         plans = {
-            "ReGrad": Plan(methods["ReGrad"], s.draws),
-            "LdGrad": Plan(LdGrad(s.samples // 10, "apart"), s.draws, 10),
+            "ReGrad": MeasurePlan(methods["ReGrad"], s.draws),
+            "LdGrad": MeasurePlan(LdGrad(s.samples // 10, "apart"), s.draws, 10),
         }
         found = {"LeGrad": results["variance at fixed parameters"]["variance LeGrad mu"]}
         for name, plan in plans.items():

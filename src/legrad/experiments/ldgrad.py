@@ -19,7 +19,7 @@ from numpyro.infer.elbo import ELBO
 from numpyro.infer.util import compute_log_probs
 
 from legrad.estimators import ScoreFunction
-from legrad.expectations import expectation
+from legrad.estimators.expectation import expectation
 
 
 class LdGrad(ELBO):

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 import legrad
 from legrad.experiments import datasets, draw
 from legrad.experiments.ldgrad import LdGrad
-from legrad.experiments.measure import Bench, Plan, points
+from legrad.experiments.measure import Bench, MeasurePlan, points
 from legrad.experiments.record import trajectory, window_variance
 from legrad.experiments.section import Claim, Picture, Section, Table
 from legrad.experiments.stages import Arrays, Results, Stage
@@ -99,7 +99,7 @@ def stages(s: Settings, args: tuple[Any, Any, float]) -> dict[str, Stage]:
     def variances(results: Results, label: str) -> Arrays:
         at = points(results["LeGrad"])
         pair = {name: methods[name] for name in ("LeGrad", "ReGrad")}
-        plans = {"LdGrad": Plan(LdGrad(25, "apart"), s.ldgrad_draws * s.samples // 25, s.samples / 25)}
+        plans = {"LdGrad": MeasurePlan(LdGrad(25, "apart"), s.ldgrad_draws * s.samples // 25, s.samples / 25)}
         return bench.paired(pair, at, s.draws, label) | bench.variances(plans, at, label)
 
     def seconds(results: Results, label: str) -> Arrays:

@@ -17,14 +17,14 @@ from tqdm.auto import tqdm
 from legrad.diagnostics.gradients import gradient_at, moments
 from legrad.diagnostics.timing import interleaved_seconds
 from legrad.experiments.stages import Arrays
-from legrad.fitting.arrays import split_arrays
-from legrad.fitting.parameters import Parameters
-from legrad.known import known
+from legrad.model.arrays import split_arrays
+from legrad.model.parameters import Parameters
+from legrad.trace.concrete import compiled_for
 
 _ROUNDS = 5
 
 
-class Plan(NamedTuple):
+class MeasurePlan(NamedTuple):
     """How one estimator's variance is measured: `draws` gradients, whose variance is divided by `divide`."""
 
     estimator: ELBO
@@ -46,7 +46,7 @@ class Bench:
         if id(estimator) not in self._compiled:
 
             def run(at: Any, key: jax.Array, draws: Any, arrays: Any) -> Any:
-                with known(arrays, self.arrays):
+                with compiled_for(arrays, self.arrays):
                     args, kwargs = self.rebuild(arrays)
                     fixed = (self.parameters, estimator, self.model, self.guide, args, kwargs)
                     return moments(lambda k: gradient_at(at, k, *fixed), key, draws)
@@ -54,7 +54,7 @@ class Bench:
             self._compiled[id(estimator)] = estimator, partial(jax.jit(run), arrays=self.arrays)
         return self._compiled[id(estimator)][1]
 
-    def variances(self, plans: Mapping[str, Plan], kept: Sequence[dict[str, Any]], label: str) -> Arrays:
+    def variances(self, plans: Mapping[str, MeasurePlan], kept: Sequence[dict[str, Any]], label: str) -> Arrays:
         """For each name and parameter: `mean NAME PARAM` and `variance NAME PARAM`, first axis: the points kept."""
         found: dict[str, list[np.ndarray]] = {}
         with tqdm(total=len(plans) * len(kept), desc=label, unit="point") as bar:

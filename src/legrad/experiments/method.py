@@ -15,12 +15,12 @@ import numpyro
 import numpyro.distributions as dist
 
 import legrad
+from legrad.distributions.support import must_have_candidates
 from legrad.experiments import draw, gaussian
-from legrad.experiments.measure import Bench, Plan
+from legrad.experiments.measure import Bench, MeasurePlan
 from legrad.experiments.section import Claim, Section, Table
 from legrad.experiments.stages import Arrays, Results, Stage
-from legrad.fitting.parameters import Parameters
-from legrad.support import must_have_candidates
+from legrad.model.parameters import Parameters
 
 DATA = "none: small problems made by a seed"
 
@@ -72,7 +72,7 @@ def unbiased_discrete(s: Settings, label: str) -> Arrays:
     y = jax.random.bernoulli(of_y, 0.4, (s.images, s.pixels)).astype(int)
     bench = Bench(net, beliefs, (y, jax.random.normal(of_w, (s.hidden, s.pixels))))
     at = bench.parameters.unconstrain(bench.parameters.initial)
-    plans = {"LeGrad": Plan(legrad.LocalExpectation(), s.draws), "exact": Plan(legrad.Exact(), 2)}
+    plans = {"LeGrad": MeasurePlan(legrad.LocalExpectation(), s.draws), "exact": MeasurePlan(legrad.Exact(), 2)}
     found = bench.variances(plans, [at], label)
     return _compared(found, "logits", s.draws, found["mean exact logits"][0])
 
@@ -82,7 +82,7 @@ def unbiased_quadrature(s: Settings, label: str) -> Arrays:
     sigma = gaussian.covariance(s.n)
     bench = Bench(gaussian.model, gaussian.guide, (jnp.asarray(np.linalg.cholesky(sigma), jnp.float32),))
     at = bench.parameters.unconstrain(bench.parameters.initial)  # mu = 0, l = 1
-    found = bench.variances({"LeGrad": Plan(legrad.LocalExpectation(nodes=s.nodes), s.draws)}, [at], label)
+    found = bench.variances({"LeGrad": MeasurePlan(legrad.LocalExpectation(nodes=s.nodes), s.draws)}, [at], label)
     precision = np.linalg.inv(sigma)
     for_mu = _compared(found, "mu", s.draws, precision @ np.full(s.n, 2.0))
     exact_l = 1 - np.diag(precision)  # of log l, at l = 1

@@ -15,7 +15,7 @@ import optax
 from numpyro.infer.elbo import ELBO
 
 from legrad.experiments.stages import Arrays
-from legrad.fitting.loop import fit
+from legrad.fitting.fit import fit
 
 
 class Record(NamedTuple):

@@ -25,11 +25,11 @@ import legrad
 from legrad.estimators.base import draws
 from legrad.experiments import datasets, draw
 from legrad.experiments.ldgrad import LdGrad
-from legrad.experiments.measure import Bench, Plan, points
+from legrad.experiments.measure import Bench, MeasurePlan, points
 from legrad.experiments.record import trajectory
 from legrad.experiments.section import Claim, Picture, Section, Table
 from legrad.experiments.stages import Arrays, Results, Stage
-from legrad.problem import Noise, Problem
+from legrad.model.problem import Noise, Problem
 
 METHODS = ("LeGrad", "DisARM", "leave-one-out", "LdGrad")
 BEST_RATES = {
@@ -158,7 +158,7 @@ def stages(s: Settings, Y: np.ndarray) -> dict[str, Stage]:
         return found | (run if whole else {})
 
     def variances(results: Results, label: str) -> Arrays:
-        plans = {name: Plan(method, s.variance_draws) for name, method in known.items()}
+        plans = {name: MeasurePlan(method, s.variance_draws) for name, method in known.items()}
         first = results["LeGrad, seed 0"]
         # None of the parameters is constrained, so those at the end are of the same kind as those that were kept.
         found = Bench(model, guide, args).variances(plans, [*points(first), _final(first)], label)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from legrad.messages import FitWarning
+from legrad.model.messages import FitWarning
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from legrad.fitting import container
+from legrad.fitting import file_format as container
+from legrad.fitting.compiled_loop import State
 from legrad.fitting.data import Minibatches
-from legrad.fitting.step import State
 from legrad.fitting.stopping import _TREES, Watch
 
 FILE = "checkpoint.legrad"

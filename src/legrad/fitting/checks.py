@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad.estimators.base import draws
-from legrad.fitting.arrays import split_arrays
+from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.data import Given
-from legrad.fitting.step import Program
-from legrad.handling import alone
-from legrad.problem import Noise, Problem
+from legrad.model.arrays import split_arrays
+from legrad.model.problem import Noise, Problem
+from legrad.model.threads import one_at_a_time
 
 _OTHER_DRAWS = 1000
 
@@ -36,7 +36,7 @@ def check_start(problem: Problem, key: jax.Array) -> dict[str, float]:
     return {name: float(total) for name, total in terms.items()}
 
 
-def name_failure(program: Program, unconstrained: dict[str, Any], key: jax.Array, given: Given) -> str:
+def name_failure(program: CompiledLoop, unconstrained: dict[str, Any], key: jax.Array, given: Given) -> str:
     """Why a step is not finite: the first term, site or parameter that is not.
 
     Args:
@@ -75,7 +75,7 @@ def name_failure(program: Program, unconstrained: dict[str, Any], key: jax.Array
         for parameter in _not_finite(jax.grad(term)(unconstrained, name)):
             return f"the gradient of {name} with respect to '{parameter}' is not finite"
 
-    @alone
+    @one_at_a_time
     def loss(unconstrained: dict[str, Any]) -> jax.Array:
         params = program.parameters.constrain(unconstrained) | given.plates
         return program.estimator.loss(key, params, program.model, program.guide, *given.args, **given.kwargs)

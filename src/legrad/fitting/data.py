@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from legrad.fitting.arrays import split_arrays
-from legrad.handling import alone
-from legrad.problem import LogDensity
+from legrad.model.arrays import split_arrays
+from legrad.model.problem import LogDensity
+from legrad.model.threads import one_at_a_time
 
 _BUFFER_BYTES = 32 << 20  # of minibatches that are on the device at a time
 _BUFFER_STEPS = 512
@@ -138,7 +138,7 @@ class Feed:
         for program in (guide, model):
             if isinstance(program, LogDensity):
                 continue
-            with alone, handlers.block(), handlers.seed(rng_seed=0), handlers.trace() as trace:
+            with one_at_a_time, handlers.block(), handlers.seed(rng_seed=0), handlers.trace() as trace:
                 program(*args, **kwargs)
             plates = {name: site["args"] for name, site in trace.items() if site["type"] == "plate"}
             seen += [f"'{name}' of {size}, subsample_size={part}" for name, (size, part) in plates.items()]

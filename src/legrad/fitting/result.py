@@ -16,11 +16,11 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 from legrad.estimators import LocalExpectation
-from legrad.fitting import container
-from legrad.fitting.parameters import require_same
+from legrad.fitting import file_format as container
 from legrad.fitting.stopping import Phase
-from legrad.handling import alone
-from legrad.problem import Noise, Problem
+from legrad.model.parameters import require_same
+from legrad.model.problem import Noise, Problem
+from legrad.model.threads import one_at_a_time
 from legrad.singlesite.report import listening
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class FitResult:
             at = replace(problem, params=params)
             estimator.arrange(at, Noise(*jax.random.split(key)))
 
-        with listening() as found, alone:
+        with listening() as found, one_at_a_time:
             jax.eval_shape(look, dict(problem.params), jax.random.key(0))
         other = [f"{site} is {how}" for site, how in found.methods.items() if "would cost" in how]
         return "; ".join([self.estimator_name, *other])
@@ -107,7 +107,7 @@ class FitResult:
             _require_same(self.params, other, "the file")
         return replace(self, problem=other)
 
-    @alone
+    @one_at_a_time
     def sample(self, key: jax.Array, num_samples: int = 1000) -> dict[str, jax.Array]:
         """Draws from the fitted guide: for each latent an array with a leading axis of draws."""
         problem = self.problem
@@ -117,7 +117,7 @@ class FitResult:
         values = draw(key, *problem.args, **problem.kwargs)
         return {name: value for name, value in values.items() if name not in self._auxiliary()}
 
-    @alone
+    @one_at_a_time
     def _auxiliary(self) -> set[str]:
         with handlers.trace() as trace, handlers.seed(rng_seed=0), handlers.substitute(data=self.params):
             self.problem.guide(*self.problem.args, **self.problem.kwargs)

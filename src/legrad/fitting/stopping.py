@@ -10,8 +10,9 @@ whose steps are `shrink` times as large. The fit is done when
     the Monte Carlo error of the average is within the tolerance (averages of halves of the blocks agree), and
     the ELBO gained less than half a percent of what was gained since the start.
 
-Distances are those of `judge`, in standard deviations of q: nothing depends on how the guide is parameterized, or on
-the noise of the ELBO. All of it happens at steps that do not depend on the clock, so that a fit can be repeated.
+Distances are those of `guide_comparison`, in standard deviations of q: nothing depends on how the guide is
+parameterized, or on the noise of the ELBO. All of it happens at steps that do not depend on the clock, so that a fit
+can be repeated.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ import jax
 import numpy as np
 
 from legrad.fitting import iterates
+from legrad.fitting.compiled_loop import State
 from legrad.fitting.data import Loaded
+from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.iterates import NUMBER, Blocks
-from legrad.fitting.judge import Judge
-from legrad.fitting.step import State
 
 _LOOKS = (4, 6, 8, 10, 12, 14, 16)  # filled blocks at which the iterates are looked at
 _FIRST = _LOOKS.index(8)  # the first phase, which may begin far away, is not looked at before that
@@ -157,14 +158,14 @@ class Stopping:
 
     Attributes:
         settings: the user's.
-        judge: compares parameters.
-        key: for the draws of the judge.
+        comparison: compares parameters.
+        key: for the draws of the comparison.
         start: the parameters at the beginning, unconstrained.
         watch: what is remembered.
     """
 
     settings: AutoStop
-    judge: Judge
+    comparison: GuideComparison
     key: jax.Array
     start: Any
     watch: Watch = field(init=False)
@@ -229,19 +230,19 @@ class Stopping:
         far than going there by the other two (of one direction: as far). Or the drift slows down: with parts a
         distance r^k d apart, for k = 0, 1, ..., what is left is a geometric sum.
         """
-        blocks, judge, tolerance = state.blocks, self.judge, self.settings.tolerance
+        blocks, comparison, tolerance = state.blocks, self.comparison, self.settings.tolerance
         assert blocks is not None
         edges = np.linspace(window.start, window.stop, 5).astype(int)
 
         def part(first: int, last: int) -> Any:
             return iterates.average(blocks, iterates.mask(range(edges[first], edges[last])))
 
-        gained, unsure = judge.gain(part(0, 2), part(2, 4), key, loaded)
+        gained, unsure = comparison.gain(part(0, 2), part(2, 4), key, loaded)
         if gained - 2.0 * unsure > tolerance:  # nats: they also see the model's parameters, which no factor has
             return False
         parts = [part(k, k + 1) for k in range(4)]
-        ways = [judge.distances(one, other, key, loaded) for one, other in pairwise(parts)]
-        apart = judge.distances(parts[0], parts[3], key, loaded)
+        ways = [comparison.distances(one, other, key, loaded) for one, other in pairwise(parts)]
+        apart = comparison.distances(parts[0], parts[3], key, loaded)
         way = {name: sum(step[name] for step in ways) for name in apart}
         if all(apart[k] <= max(tolerance / 5, min(_DIRECT * way[k], _NEAR * tolerance)) for k in apart):
             return True
@@ -255,7 +256,7 @@ class Stopping:
         """A stationary phase: take its average, and go on to smaller steps, or end, or stay for a better average."""
         watch, settings, blocks = self.watch, self.settings, state.blocks
         assert blocks is not None
-        phase, judge = watch.phases[-1], self.judge
+        phase, comparison = watch.phases[-1], self.comparison
         half = len(window) // 2
         pairs = (window[0::2], window[1::2]), (window[:half], window[half:])
         watch.average = iterates.average(blocks, iterates.mask(window))
@@ -263,15 +264,15 @@ class Stopping:
         # Averages of half the blocks are twice the error of the whole average apart: odd against even blocks, where
         # slow wandering cancels, and early against late ones, where it shows.
         averages = [[iterates.average(blocks, iterates.mask(part)) for part in pair] for pair in pairs]
-        phase.error = 0.5 * max(judge.spread(one, other, key, loaded) for one, other in averages)
+        phase.error = 0.5 * max(comparison.spread(one, other, key, loaded) for one, other in averages)
         phase.averaged = phase.start + window.start * watch.length
         if watch.previous is None:
             return self._next(step, state), blocks
-        phase.moved = judge.distance(watch.previous, watch.average, key, loaded)
+        phase.moved = comparison.distance(watch.previous, watch.average, key, loaded)
         noise = math.hypot(phase.error, watch.phases[-2].error)
         moved = math.sqrt(max(0.0, phase.moved**2 - noise**2)) if math.isfinite(phase.moved) else math.inf
-        phase.gained, unsure = judge.gain(watch.previous, watch.average, key, loaded)
-        since_start, _ = judge.gain(self.start, watch.average, key, loaded)
+        phase.gained, unsure = comparison.gain(watch.previous, watch.average, key, loaded)
+        since_start, _ = comparison.gain(self.start, watch.average, key, loaded)
         left = moved * settings.shrink / (1.0 - settings.shrink)  # were the steps made smaller again and again
         little = settings.gain * abs(since_start)
         worth = phase.gained - 2.0 * unsure > little

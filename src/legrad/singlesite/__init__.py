@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.auto import auto, auto_totals, auto_work
 from legrad.singlesite.brute import brute
+from legrad.singlesite.execute import auto, auto_totals, auto_work
 
 METHODS = ("auto", "brute")
 MEMORY = 1 << 29  # bytes of intermediate values held at once

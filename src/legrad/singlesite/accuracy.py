@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from legrad.singlesite.program import Op, Program
+from legrad.trace.program import Op, Program
 
 
 class Need(NamedTuple):

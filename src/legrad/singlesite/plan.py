@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from legrad.singlesite.change import Site
-from legrad.singlesite.follow import Met, depth, follow
 from legrad.singlesite.labelled import Axis, E, K, Order
-from legrad.singlesite.program import Op, Program
+from legrad.singlesite.propagate import Visit, depth, follow
 from legrad.singlesite.rules.elementwise import RULES as ELEMENTWISE
+from legrad.trace.program import Op, Program
 
 LITTLE = 1 << 14  # numbers
 IN_PASSING = {
@@ -53,7 +53,7 @@ class Plan:
     blocked: tuple[Axis, ...] = ()
     sparse: bool = True
     values_first: bool = False
-    met: list[Met] = field(default_factory=list)
+    met: list[Visit] = field(default_factory=list)
     watched: bool = False
     peak: int = 0
     work: int = 0
@@ -140,7 +140,7 @@ def _regular(plan: Plan) -> list[Axis]:
 
 def _dry_run(program: Program, number: int, values: dict[int, Any], plan: Plan) -> Plan:
     """Trace the changes without computing them: what they would hold, and the most at one time."""
-    met: list[Met] = []
+    met: list[Visit] = []
     starts = [jax.ShapeDtypeStruct((), jnp.int32) for _ in plan.blocked]
 
     def trace(candidates: Any, starts: Any) -> Any:
@@ -153,7 +153,7 @@ def _dry_run(program: Program, number: int, values: dict[int, Any], plan: Plan) 
     return plan
 
 
-def _peak(met: list[Met]) -> int:
+def _peak(met: list[Visit]) -> int:
     """The most that the changes take at one time.
 
     What only elementwise functions and sums use, XLA computes in passing; of that, two arrays are allowed for. The

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from legrad.singlesite.program import Program
 from legrad.singlesite.together import any_of
+from legrad.trace.program import Program
+from legrad.trace.sums import addends
 
 _AT_ONCE = 32  # changes in a block of those that digits were lost for
 
@@ -42,7 +43,7 @@ def recompute(
     shape = (len(choices), *pivot.shape)
     changing = program.dependents(number)
     dtypes = {o: jax.eval_shape(jnp.sum, values[o]).dtype for o in program.touched(number)}
-    terms = {o: [(i, sign) for i, sign in program.addends(o) if i in changing] for o in dtypes}
+    terms = {o: [(i, sign) for i, sign in addends(program, o) if i in changing] for o in dtypes}
 
     def one(k: jax.Array, e: jax.Array) -> dict[int, jax.Array]:
         at = jnp.unravel_index(e, pivot.shape) if pivot.ndim else ()

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from legrad.singlesite.change import Change, Lazy, Site
-from legrad.singlesite.follow import Met
 from legrad.singlesite.labelled import K
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.plan import Plan
-from legrad.singlesite.program import Program
+from legrad.singlesite.propagate import Visit
+from legrad.trace.program import Program
 
 
 class _Local(threading.local):
@@ -149,7 +149,7 @@ def tell(name: str, program: Program, number: int, count: int, plan: Plan | None
                 dense.update(met.op.outputs)
 
 
-def _row(program: Program, name: str, plan: Plan, met: Met, dense: set[int]) -> Row:
+def _row(program: Program, name: str, plan: Plan, met: Visit, dense: set[int]) -> Row:
     shape = program.shapes[met.op.outputs[0]]
     size = math.prod(shape)
     change = next((c for c in met.changes if c is not None), None)
@@ -183,7 +183,7 @@ def _places(site: Site, layout: Layout, shape: tuple[int, ...]) -> int:
     return -(-layout.entries.size * free // max(1, covered))
 
 
-def _note(program: Program, met: Met, structure: str, already: bool) -> str:
+def _note(program: Program, met: Visit, structure: str, already: bool) -> str:
     op = met.op
     if not met.rule:
         return "no rule: the whole primitive for every element and candidate"

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from legrad.singlesite.change import Change
-from legrad.singlesite.rules import (
-    bernoulli,
-    categorical,
-    elementwise,
-    lookup,
-    movement,
-    poisson,
-    products,
-    reductions,
-)
+from legrad.singlesite.rules import elementwise, lookup, movement, products, reductions
 from legrad.singlesite.rules.fallback import fallback, linear
+from legrad.singlesite.rules.likelihoods import bernoulli, categorical, poisson
 from legrad.singlesite.rules.operand import Operand, Rule, Step
+from legrad.trace.operations import ELEMENTWISE
 
 
 def _solve(step: Step) -> list[Change | None]:
@@ -35,4 +28,10 @@ RULES: dict[str, Rule] = {
     "triangular_solve": _solve,
 }
 
-__all__ = ["RULES", "Operand", "Step", "fallback"]
+
+def rule_of(name: str) -> Rule | None:
+    """Return the rule of a primitive or operation, or None; elementwise operations share one."""
+    return RULES.get(name, elementwise.nonlinear if name in ELEMENTWISE else None)
+
+
+__all__ = ["RULES", "Operand", "Step", "fallback", "rule_of"]

@@ -10,13 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from legrad import _compat
-from legrad.primitives import ELEMENTWISE
 from legrad.singlesite.accuracy import rounding, undecided
 from legrad.singlesite.change import Change, Lazy, New, Piece, holds_differences
 from legrad.singlesite.labelled import K, Labelled
 from legrad.singlesite.rules.operand import Operand, Rule, Step
 from legrad.singlesite.rules.products import multiply_pieces
+from legrad.trace.primitives import ELEMENTWISE
 
 _MOST_PIECES = 8
 
@@ -33,7 +32,7 @@ def nonlinear(step: Step) -> list[Change | None]:
     results: list[Any] = []
 
     def run(*values: Any) -> Any:
-        results.extend(_compat.run(step.eqn, values))
+        results.extend(run_equation(step.eqn, values))
         return results[0]
 
     first = site.order.combine(run, *cast)

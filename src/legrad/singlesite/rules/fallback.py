@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 
-from legrad import _compat
 from legrad.singlesite.change import Change, Lazy, New, Piece
 from legrad.singlesite.labelled import Axis, Labelled, V, spread
 from legrad.singlesite.layout import Layout
@@ -44,7 +43,7 @@ def fallback(step: Step) -> list[Change | None]:
         _whole(step, arrays[i], x.shape, batch) if i in arrays else x.base for i, x in enumerate(step.operands)
     ]
     run = jax.vmap(
-        lambda *values: _compat.run(step.eqn, values), [0 if i in arrays else None for i in range(len(operands))]
+        lambda *values: run_equation(step.eqn, values), [0 if i in arrays else None for i in range(len(operands))]
     )
     results: list[Change | None] = []
     for data, base in zip(run(*operands), step.results, strict=True):
@@ -76,7 +75,7 @@ def linear(step: Step) -> list[Change | None]:
         batch = _batch(step, [whole])
 
         def run(value: Any) -> Any:
-            return _compat.run(step.eqn, [*constants[:at], value, *constants[at + 1 :]])[0]
+            return run_equation(step.eqn, [*constants[:at], value, *constants[at + 1 :]])[0]
 
         data = jax.vmap(run)(_whole(step, whole, x.shape, batch))
         result = _named(step, data, batch, step.shape)

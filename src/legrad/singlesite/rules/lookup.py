@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad import _compat
 from legrad.singlesite.change import Change, Lazy, New, holds_differences
 from legrad.singlesite.labelled import Axis, Labelled, V, arrange
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.rules.fallback import fallback, linear
 from legrad.singlesite.rules.movement import Move, merge, move
 from legrad.singlesite.rules.operand import Operand, Rule, Step
+from legrad.trace.operations import run_equation
 
 
 def gather(step: Step) -> list[Change | None]:
@@ -149,7 +149,7 @@ def scatter(step: Step) -> list[Change | None]:
     marks = np.arange(1, x.base.size + y.base.size + 1, dtype=np.int32)
     old, new = marks[: x.base.size].reshape(x.shape), marks[x.base.size :].reshape(y.shape)
     with jax.ensure_compile_time_eval():
-        result = np.asarray(_compat.run(step.eqn, [old, known, new])[0])
+        result = np.asarray(run_equation(step.eqn, [old, known, new])[0])
     changes: list[Change] = []
     regions = []
     for operand, first in ((x, 1), (y, x.base.size + 1)):

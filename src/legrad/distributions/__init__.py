@@ -1,0 +1,1 @@
+"""Distributions: log-densities, scalar elements, and the candidates that stand for a support."""

@@ -1,0 +1,40 @@
+"""E_q[f] for any f, by any estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from legrad.estimators.base import Estimator
+from legrad.estimators.local_expectation import LocalExpectation
+from legrad.model.problem import Problem, log_density
+
+
+def expectation(
+    f: Callable[[dict[str, Any]], Any],
+    guide: Callable[..., Any],
+    params: Mapping[str, Any],
+    *,
+    key: jax.Array,
+    estimator: Estimator | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> jax.Array:
+    """An estimate of E_q[f] that is differentiable: `jax.grad` of it in `params` is the gradient estimator.
+
+    Args:
+        f: `f(latents: dict) -> scalar`; it may also return an array of additive terms.
+        guide: a NumPyro guide, which names the latents.
+        params: the guide's parameters, constrained.
+        key: the random key.
+        estimator: any of legrad's; `LocalExpectation()` if None.
+        args: the guide's arguments.
+        kwargs: the guide's keyword arguments.
+
+    Example:
+        >>> legrad.expectation(lambda x: x["z"].sum(), guide, params, key=jax.random.key(0))
+    """
+    problem = Problem(log_density(f), guide, params, args, kwargs or {}, entropy=False)
+    return (estimator or LocalExpectation()).estimate(problem, key)

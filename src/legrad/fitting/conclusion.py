@@ -1,0 +1,262 @@
+"""The end of a fit: the best of its starts, and a sentence for each that says what happened and what to try."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from legrad.fitting.checkpoint import Progress
+from legrad.fitting.checks import name_failure
+from legrad.fitting.compiled_loop import CompiledLoop
+from legrad.fitting.data import Loaded
+from legrad.fitting.guide_comparison import GuideComparison
+from legrad.fitting.host_loop import INTERRUPTED, LOST
+from legrad.fitting.result import FitResult
+from legrad.fitting.stopping import Watch, answer
+from legrad.model.messages import FitWarning
+from legrad.model.problem import Problem
+
+_RANK_DRAWS = 256  # for the ELBO that decides between starts
+_APART = 0.5  # standard deviations of q between guides that are not the same
+_MUCH_WORSE = 10.0  # nats: a mode with a part of exp(-10) of the mass does not matter
+
+
+def finish(
+    program: CompiledLoop,
+    comparison: GuideComparison,
+    now: Progress,
+    ended: str,
+    steps: int,
+    seconds: float | None,
+    took: float,
+) -> FitResult:
+    """The result of a fit, with a warning if it is not one to trust.
+
+    Args:
+        program: the fit's.
+        comparison: compares parameters.
+        now: where it ended.
+        ended: what ended it, if not the fit itself.
+        steps: how many there could have been.
+        seconds: how many it was given.
+        took: how many it took.
+    """
+    results = [_one(program, now, i, ended, steps, seconds, took) for i in range(len(now.limits))]
+    best = 0
+    elsewhere: tuple[int, ...] = ()
+    if len(results) > 1:
+        best, elsewhere = _compare(program, comparison, now, results)
+    result = results[best]
+    if len(results) > 1:
+        result = replace(result, restarts=tuple(results), elsewhere=elsewhere)
+        words = f"the best of {len(results)} starts"
+        if elsewhere:
+            words += f"; {result._other_modes()}"
+        result = replace(result, status=f"{result.status} ({words})")
+    if best not in now.failures and ended != INTERRUPTED:
+        result = _checked(program, comparison, now, best, result)
+    judged = bool(now.watches)
+    if ended or best in now.failures or elsewhere or result.quadrature or (judged and not result.converged):
+        warnings.warn(result.status, FitWarning, stacklevel=3)
+    return result
+
+
+def _checked(
+    program: CompiledLoop, comparison: GuideComparison, now: Progress, start: int, result: FitResult
+) -> FitResult:
+    """The result, with what the quadrature of its gradient misses."""
+    try:
+        at, loaded = _end(program, now, start)[0], program.feed.load(max(0, now.at - 1))
+        quadrature = comparison.quadrature(at, program.keys[start], loaded)
+    except Exception as error:  # a check must not lose the result
+        quadrature = f"the accuracy of the quadrature could not be checked ({error})"
+    if not quadrature:
+        return result
+    return replace(result, quadrature=quadrature, status=f"{result.status}. But {quadrature}")
+
+
+def _one(
+    program: CompiledLoop, now: Progress, start: int, ended: str, steps: int, seconds: float | None, took: float
+) -> FitResult:
+    state = program.take(now.state, start)
+    done = min(now.at, int(now.limits[start]))
+    watch = now.watches[start] if now.watches else None
+    converged = watch is not None and watch.done
+    fell = _fell(np.asarray(state.elbo)[:done])
+    unconstrained, since = _end(program, now, start)
+    elbo = np.asarray(state.elbo)
+    if start in now.failures:
+        status = _failure(program, now.failures[start], start, state)
+    elif converged:
+        assert watch is not None
+        status = _converged(watch, done)
+    elif ended:
+        status = f"stopped at step {done:,}: {ended}"
+    else:
+        limit = f"{steps:,} steps" if done >= steps else f"{seconds:g} seconds, {done:,} steps"
+        status = _unfinished(watch, elbo[:done], limit, since)
+    if ended.startswith(LOST) and (converged or start in now.failures):
+        status = f"{status}. But {ended}"
+    if fell and start not in now.failures:
+        converged = False
+        status = f"the ELBO {fell}: try a smaller learning rate. Else: {status}"
+    params = program.parameters.constrain(unconstrained)
+    first = program.feed.last
+    return FitResult(
+        params=jax.device_get(params),
+        converged=converged,
+        status=status,
+        elbo=elbo[:done],
+        steps=done,
+        seconds=took,
+        gradient_variance=np.asarray(state.noise)[:done],
+        phases=() if watch is None else tuple(watch.phases),
+        error=jax.device_get(watch.error) if watch is not None and converged else None,
+        clock=np.asarray(now.clock),
+        problem=Problem(program.model, program.guide, params | first.plates, first.args, first.kwargs),
+        estimator=program.estimator,
+        optimizer_state=jax.device_get(state.memory),
+    )
+
+
+def _end(program: CompiledLoop, now: Progress, start: int) -> tuple[Any, int | None]:
+    """The unconstrained parameters that a start ended with, and since when they are averaged."""
+    if now.watches and start not in now.failures:
+        return answer(now.watches[start], program.take(now.state, start))
+    return program.take(now.state.unconstrained, start), None
+
+
+def _failure(program: CompiledLoop, step: int, start: int, state: Any) -> str:
+    key = jax.random.fold_in(program.keys[start], step)
+    given = program.feed.at(program.feed.load(step), step)
+    try:
+        what = name_failure(program, state.unconstrained, key, given)
+    except Exception as error:  # naming the cause must not lose the result
+        what = f"the ELBO or its gradient ({error})"
+    return (
+        f"stopped at step {step:,}, which is not finite: {what}. The parameters are those before that step. Try a "
+        "smaller learning rate, optax.clip_by_global_norm, or other initial values, and look at that site"
+    )
+
+
+def _converged(watch: Watch, done: int) -> str:
+    last = watch.phases[-1]
+    rhat = f"R-hat {last.rhat:.2f}{', of parameters whose drift does not move the guide' if last.flat else ''}"
+    if last.moved == last.error == 0.0:
+        return (
+            f"converged after {done:,} steps: {rhat}. At the last step size the ELBO gained {last.gained:.2g} nats; "
+            "the guide has no spread to measure distances by. The parameters are the average since step "
+            f"{last.averaged:,}"
+        )
+    return (
+        f"converged after {done:,} steps: {rhat}. From the step size before to the last one the guide moved by "
+        f"{last.moved:.2g} of its standard deviations; the parameters are the average since step {last.averaged:,}, "
+        f"right to {last.error:.2g} standard deviations"
+    )
+
+
+def _unfinished(watch: Watch | None, elbo: np.ndarray, limit: str, since: int | None) -> str:
+    trend = _trend(elbo)
+    if watch is None:
+        return f"took the {limit} that it was given; {trend}. stop='auto' would say whether it has converged"
+    phase = watch.phases[-1]
+    what = "the last iterate" if since is None else f"the average since step {since:,}"
+    if math.isinf(phase.rhat):
+        why = "there were too few steps to comparison"
+    elif math.isinf(phase.error):
+        why = (
+            f"the iterates are not stationary at the {_ordinal(len(watch.phases))} step size (R-hat {phase.rhat:.2f})"
+        )
+    else:
+        why = (
+            f"the average of the iterates is right to {phase.error:.2g} standard deviations of the guide only, or "
+            f"still moved (by {phase.moved:.2g}) with the step size"
+        )
+    return (
+        f"not converged after {limit}: {why}; {trend}. The parameters are {what}. Try more steps, an estimator "
+        "with less noise (LocalExpectation, more pivots or samples, larger minibatches), or a larger learning rate"
+    )
+
+
+def _trend(elbo: np.ndarray) -> str:
+    """What the second half of the ELBO's history says."""
+    tail = elbo[len(elbo) // 2 :]
+    tail = tail[np.isfinite(tail)]
+    if len(tail) < 20:
+        return "too few to see a trend of the ELBO"
+    early, late = np.array_split(tail, 2)
+    rise = late.mean() - early.mean()
+    # Means of batches, since the estimates of neighbouring steps are alike.
+    batches = [np.array([b.mean() for b in np.array_split(part, 5)]) for part in (early, late)]
+    error = math.sqrt(sum(b.var(ddof=1) / 5 for b in batches))
+    if abs(rise) > 3 * error and abs(rise) > 1e-6 * abs(late.mean()):
+        per = 1000 * rise / (len(tail) / 2)
+        return f"the ELBO still {'rises' if rise > 0 else 'falls'}, by {abs(per):.2g} nats in 1,000 steps"
+    return "the ELBO shows no clear trend any more"
+
+
+def _fell(elbo: np.ndarray) -> str:
+    """Whether the ELBO ends clearly below where it has been: a part of the guide may have collapsed."""
+    width = max(50, len(elbo) // 20)
+    number = len(elbo) // width
+    if number < 4:
+        return ""
+    parts = elbo[len(elbo) - number * width :].reshape(number, width)
+    means = parts.mean(1)
+    # Neighbouring steps are alike, so the spread of parts of a part counts, not that of single steps.
+    spread = np.array([[piece.mean() for piece in np.array_split(part, 5)] for part in parts]).std(
+        1, ddof=1
+    ) / math.sqrt(5)
+    best = int(np.argmax(means))
+    end, drop = means[-2:].mean(), means[best] - means[-2:].mean()
+    error = math.hypot(spread[best], float(np.hypot(*spread[-2:])) / 2)
+    if drop > 6 * error and drop > 0.01 * (means[best] - elbo[:width].mean()) and drop > 1e-4 * abs(end):
+        return (
+            f"was {means[best]:.4g} around step {len(elbo) - (number - best) * width:,} and is {end:.4g} at the end"
+        )
+    return ""
+
+
+def _ordinal(n: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(n, f"{n}th")
+
+
+def _as_good(comparison: GuideComparison, best: Any, other: Any, key: jax.Array, loaded: Loaded) -> bool:
+    """Whether the ELBO of two ends cannot be told apart."""
+    gain, error = comparison.gain(best, other, key, loaded, _RANK_DRAWS)
+    return gain >= -2.0 * error
+
+
+def _compare(
+    program: CompiledLoop, comparison: GuideComparison, now: Progress, results: list[FitResult]
+) -> tuple[int, tuple[int, ...]]:
+    """The start with the best ELBO, and those that ended elsewhere with one that is not much worse.
+
+    Of those that are as good as the best it is the one that converged first.
+    """
+    key, loaded = program.keys[0], program.feed.load(max(0, now.at - 1))
+    ends = [_end(program, now, i)[0] for i in range(len(results))]
+    elbos = [comparison.elbo(end, key, loaded, _RANK_DRAWS) for end in ends]
+    elbos = [e if math.isfinite(e) and i not in now.failures else -math.inf for i, e in enumerate(elbos)]
+    top = int(np.argmax(elbos))
+    best = min(
+        (i for i in range(len(ends)) if i == top or _as_good(comparison, ends[top], ends[i], key, loaded)),
+        key=lambda i: (i in now.failures, not results[i].converged, results[i].steps),
+    )
+    elsewhere = [
+        i
+        for i, elbo in enumerate(elbos)
+        if i != best
+        and elbo > elbos[best] - _MUCH_WORSE
+        and not max(
+            comparison.distance(ends[best], ends[i], key, loaded),
+            comparison.distance(ends[i], ends[best], key, loaded),
+        )
+        < _APART
+    ]
+    return best, tuple(elsewhere)

@@ -1,0 +1,168 @@
+"""`fit`: puts the parts together. Steps are in `step`, the loop in `drive`, the end in `stopping` and `ending`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from numpyro.infer.elbo import ELBO
+
+from legrad.estimators import LocalExpectation
+from legrad.fitting.callbacks import Callback
+from legrad.fitting.checkpoint import Checkpoint, Progress, estimator_of, identity
+from legrad.fitting.checks import check_start
+from legrad.fitting.compiled_loop import CompiledLoop
+from legrad.fitting.conclusion import finish
+from legrad.fitting.data import Feed, Minibatches
+from legrad.fitting.estimator_choice import candidates, choose
+from legrad.fitting.guide_comparison import GuideComparison
+from legrad.fitting.host_loop import HostLoop
+from legrad.fitting.result import FitResult
+from legrad.fitting.starts import scattered
+from legrad.fitting.stopping import AutoStop, Stopping
+from legrad.model.parameters import Parameters
+from legrad.model.problem import Problem
+
+_STEPS, _STEPS_AUTO = 2000, 100_000
+
+
+def fit(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    *,
+    key: jax.Array,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    data: Minibatches | None = None,
+    estimator: ELBO | str | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    steps: int | None = None,
+    stop: str | AutoStop | None = None,
+    seconds: float | None = None,
+    restarts: int = 1,
+    init_params: Mapping[str, Any] | None = None,
+    checkpoint: Any = None,
+    checkpoint_every: int | None = None,
+    callback: Callback | Sequence[Callback] | None = None,
+    callback_every: int = 100,
+    progress: bool | str | None = None,
+) -> FitResult:
+    """Fit a guide to a model by stochastic gradients of the ELBO.
+
+    Args:
+        model: a NumPyro model, or `legrad.log_density(f)`.
+        guide: a NumPyro guide, such as `legrad.MeanField(model)`.
+        key: the random key; the same key gives the same fit (with `seconds`, of as many steps as there was time for).
+        args: arguments of model and guide; arrays among them are data.
+        kwargs: keyword arguments of model and guide.
+        data: minibatches of arrays that are too large for the device or the memory; they follow `args`.
+        estimator: any of legrad's, or any NumPyro ELBO; `LocalExpectation()` if None. "auto" compares those that
+            fit the guide in a short trial, and takes the fastest; `result.method` says which.
+        optimizer: an optax optimizer, schedules included; if None, `optax.adam(1e-2)`, or `optax.adam(5e-2)` with
+            `stop="auto"`, which makes the steps smaller by itself.
+        steps: how many, at most; if None 2,000, or 100,000 with `stop="auto"`.
+        stop: "auto" ends the fit when more steps would change nothing, and gives the average of the last iterates;
+            `legrad.AutoStop(...)` does so with other settings; None takes all steps.
+        seconds: stop after so many seconds of running (compiling is not counted); None: when the steps are done.
+        restarts: how many starts to fit at once; the best is the result, and all are in `result.restarts`.
+        init_params: parameter values to start from, constrained.
+        checkpoint: a folder that keeps the fit; the same call after a kill goes on from there, to the same result.
+        checkpoint_every: steps between two checkpoints; None: half a minute.
+        callback: called with a `Snapshot` every `callback_every` steps, one or several; True ends the fit.
+        callback_every: steps.
+        progress: show a progress bar, with a label if it is a string; if None, where the output is a terminal.
+
+    Returns:
+        The parameters, how the fit ended, the ELBO of every step, and what to do with them.
+
+    Example:
+        >>> result = legrad.fit(model, legrad.MeanField(model), args=(X, y), key=jax.random.key(0), stop="auto")
+        >>> result.params, result.converged, result.status
+    """
+    begun = time.perf_counter()
+    rule: Any = AutoStop() if stop == "auto" else stop
+    chosen: Any = LocalExpectation() if estimator is None else estimator
+    optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
+    steps = (_STEPS if rule is None else _STEPS_AUTO) if steps is None else steps
+    callbacks = [callback] if callable(callback) else list(callback or ())
+    _check(chosen, optimizer, rule, seconds, args, data, callbacks)
+    _check_counts(steps=steps, restarts=restarts, checkpoint_every=checkpoint_every, callback_every=callback_every)
+    steps, kwargs = int(steps), dict(kwargs or {})
+    of_init, of_check, of_steps = jax.random.split(key, 3)
+
+    feed = Feed(args, kwargs, data, int(np.asarray(jax.random.key_data(of_steps)).ravel()[-1]))
+    try:
+        first = feed.at(feed.load(0), 0)
+        parameters = Parameters(model, guide, first.args, first.kwargs, of_init, init_params)
+        feed.find_plates(model, guide)
+        first = feed.at(feed.load(0), 0)
+        problem = Problem(model, guide, parameters.initial | first.plates, first.args, first.kwargs)
+        terms = check_start(problem, of_check)
+        if chosen == "auto":
+            before = None if checkpoint is None else estimator_of(checkpoint, candidates(problem))
+            chosen = before or choose(model, guide, parameters, first, optimizer, jax.random.fold_in(key, 2))
+
+        keys = (
+            [of_steps] if restarts == 1 else [of_steps, *jax.random.split(jax.random.fold_in(key, 1), restarts - 1)]
+        )
+        starts = [parameters.unconstrain(parameters.initial)]
+        for start_key in keys[1:]:
+            of_other, of_place, of_move = jax.random.split(start_key, 3)
+            place = guide.elsewhere(of_place, first.args, first.kwargs) if hasattr(guide, "elsewhere") else {}
+            given = place | dict(init_params or {})
+            other = Parameters(model, guide, first.args, first.kwargs, of_other, given)
+            starts.append(scattered(starts[0], other.unconstrain(other.initial), of_move))
+        program = CompiledLoop(model, guide, parameters, chosen, optimizer, feed, jax.numpy.stack(keys))
+        comparison = GuideComparison(program)
+        stoppings = [Stopping(rule, comparison, k, s) for k, s in zip(keys, starts, strict=True)] if rule else []
+        state = program.begin(starts, steps, rule.block if rule else None)
+        now = Progress(state, 0, np.full(restarts, steps), watches=[s.watch for s in stoppings])
+        kept = None
+        if checkpoint is not None:
+            mine = identity(key=key, starts=starts, estimator=chosen, optimizer=optimizer, stop=rule,
+                            args=(args, kwargs), data=data, terms=terms)  # fmt: skip
+            kept = Checkpoint(checkpoint, mine)
+            now = kept.load(now, steps) or now
+            for stopping, watch in zip(stoppings, now.watches, strict=True):
+                stopping.watch = watch
+        limit = math.inf if seconds is None else seconds
+        loop = HostLoop(program, steps, limit, stoppings, kept, checkpoint_every, callbacks, callback_every, progress)
+        now, ended = loop.run(now)
+        return finish(program, comparison, now, ended, steps, seconds, time.perf_counter() - begun)
+    finally:
+        feed.close()
+
+
+def _check(
+    estimator: Any, optimizer: Any, rule: Any, seconds: Any, args: Any, data: Any, callbacks: Sequence[Any]
+) -> None:
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        raise ValueError(f"seconds={seconds!r}: give a positive number, or None for no limit")
+    if rule is not None and not isinstance(rule, AutoStop):
+        raise ValueError(f"stop={rule!r}: give 'auto', legrad.AutoStop(...), or None for a fixed number of steps")
+    if not isinstance(estimator, ELBO) and estimator != "auto":
+        raise TypeError(
+            f"estimator={estimator!r} is no estimator: pass an object such as legrad.LocalExpectation(), or 'auto'"
+        )
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(f"optimizer={optimizer!r} is no optax optimizer: pass one such as optax.adam(1e-2)")
+    if not isinstance(args, tuple):
+        raise TypeError(f"args is a {type(args).__name__}: pass the model's arguments as a tuple, args=(X, y)")
+    if data is not None and not isinstance(data, Minibatches):
+        raise TypeError(f"data is a {type(data).__name__}: pass data=legrad.Minibatches(X, y, size=100)")
+    for callback in callbacks:
+        if not callable(callback):
+            raise TypeError(f"callback={callback!r} cannot be called: pass a function of a legrad.Snapshot")
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, number in counts.items():
+        if number is None and name == "checkpoint_every":
+            continue
+        if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 1:
+            raise ValueError(f"{name}={number!r}: a fit needs a whole number of at least 1")

@@ -1,0 +1,109 @@
+"""How far two sets of parameters are apart, in units that mean the same for every guide.
+
+For an element x of a latent, with q_a and q_b the guide at the two sets,
+
+    distance = sqrt( 2 KL(q_b(x | pa) ‖ q_a(x | pa)) ),    the mean of KL over draws of the parents
+
+For a Normal it is the shift of the mean in standard deviations, for a Bernoulli the change of its probability in
+standard deviations; a logit that drifts to infinity goes nowhere. The gain is the difference of the two ELBOs, with
+the same noise and minibatches in both. And whether the quadrature of the gradient was accurate where the fit ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from legrad import _compat
+from legrad.estimators.base import draws
+from legrad.estimators.local_expectation import LocalExpectation
+from legrad.estimators.quadrature_accuracy import concern, errors, quadrature_sites, worst
+from legrad.fitting.compiled_loop import CompiledLoop
+from legrad.fitting.data import Loaded
+from legrad.fitting.iterates import most
+from legrad.model.problem import Noise, Problem
+from legrad.trace.concrete import compiled_for
+
+_DRAWS = 32
+_GAIN_DRAWS = 64
+_QUADRATURE_DRAWS = 4
+
+
+class GuideComparison:
+    """Compares parameters of one fit, compiled once.
+
+    Args:
+        program: the fit's.
+    """
+
+    def __init__(self, program: CompiledLoop) -> None:
+        self.program = program
+        self._distances, self._elbos = jax.jit(self._all_distances), jax.jit(self._all_elbos)
+
+    def distance(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> float:
+        """Between the guides at two sets of unconstrained parameters: what 95% of a site's elements keep under."""
+        return max(self.distances(a, b, key, loaded).values(), default=0.0)
+
+    def distances(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> dict[str, float]:
+        """The same for each site."""
+        return {name: float(d[0]) for name, d in jax.device_get(self._distances(a, b, key, loaded)).items()}
+
+    def spread(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> float:
+        """The root mean square over the elements of a site, of the site where it is largest."""
+        return max((float(d[1]) for d in jax.device_get(self._distances(a, b, key, loaded)).values()), default=0.0)
+
+    def gain(self, a: Any, b: Any, key: jax.Array, loaded: Loaded, number: int = _GAIN_DRAWS) -> tuple[float, float]:
+        """ELBO at b minus ELBO at a, and its standard error."""
+        keys = jax.random.split(key, number)
+        differences = self._elbos(b, keys, loaded) - self._elbos(a, keys, loaded)
+        return float(jnp.mean(differences)), float(jnp.std(differences, ddof=1) / number**0.5)
+
+    def elbo(self, a: Any, key: jax.Array, loaded: Loaded, number: int = _GAIN_DRAWS) -> float:
+        """The ELBO at unconstrained parameters; the same key gives the same noise."""
+        return float(jnp.mean(self._elbos(a, jax.random.split(key, number), loaded)))
+
+    def quadrature(self, a: Any, key: jax.Array, loaded: Loaded) -> str:
+        """A sentence where more quadrature nodes would change the gradient at these parameters, or nothing."""
+        estimator = self.program.estimator
+        if not isinstance(estimator, LocalExpectation):
+            return ""
+        if not quadrature_sites(estimator, lambda u, draw: self._problem(u, loaded, draw), a, key):
+            return ""
+        found = _compat.jit_once(self._quadrature)(a, jax.random.split(key, _QUADRATURE_DRAWS), loaded)
+        return concern(estimator, worst(*jax.device_get(found)))
+
+    def _quadrature(self, a: Any, keys: jax.Array, loaded: Loaded) -> tuple[Any, Any]:
+        with compiled_for(loaded.arrays, self.program.feed.arrays):
+            return errors(self.program.estimator, lambda u, draw: self._problem(u, loaded, draw), a, keys)
+
+    def _problem(self, unconstrained: Any, loaded: Loaded, draw: Any) -> Problem:
+        program = self.program
+        step = loaded.first + draw % program.feed.capacity if program.feed.data is not None else 0
+        args, kwargs, plates = program.feed.at(loaded, step)
+        params = program.parameters.constrain(unconstrained) | plates
+        return Problem(program.model, program.guide, params, args, kwargs)
+
+    def _all_distances(
+        self, a: Any, b: Any, key: jax.Array, loaded: Loaded
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        with compiled_for(loaded.arrays, self.program.feed.arrays):
+            here, there = self._problem(b, loaded, 0), self._problem(a, loaded, 0)
+
+            def divergence(noise: Noise) -> dict[str, jax.Array]:
+                return here.divergence(there, noise)
+
+            noise = draws(key, _DRAWS)
+            each = jax.vmap(divergence, in_axes=(Noise(0, None),))(noise)  # type: ignore[arg-type]
+        means = {name: jnp.mean(jnp.where(jnp.isfinite(k), k, jnp.inf), axis=0) for name, k in each.items()}
+        squares = {name: 2.0 * jnp.maximum(k, 0.0) for name, k in means.items()}
+        return {name: (most(jnp.sqrt(s)), jnp.sqrt(jnp.mean(s))) for name, s in squares.items()}
+
+    def _elbo(self, unconstrained: Any, key: jax.Array, loaded: Loaded, draw: Any) -> jax.Array:
+        problem, noise = self._problem(unconstrained, loaded, draw), Noise(*jax.random.split(key))
+        return problem.evaluate({}, noise, pivot=problem.draw(noise)).total()
+
+    def _all_elbos(self, a: Any, keys: jax.Array, loaded: Loaded) -> jax.Array:
+        with compiled_for(loaded.arrays, self.program.feed.arrays):
+            return jax.lax.map(lambda x: self._elbo(a, x[0], loaded, x[1]), (keys, jnp.arange(len(keys))))

@@ -1,0 +1,229 @@
+"""The loop around the compiled steps: it looks at the clock, asks whether to stop, calls back, keeps checkpoints.
+
+Whatever happens here happens between two steps. What decides the result happens at steps that the clock does not
+choose, so that a fit that was killed ends like one that was not.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm.auto import tqdm
+
+from legrad.fitting.callbacks import Callback, Snapshot
+from legrad.fitting.checkpoint import Checkpoint, Progress
+from legrad.fitting.compiled_loop import CompiledLoop
+from legrad.fitting.data import DataError
+from legrad.fitting.stopping import Stopping
+
+_CHUNK_SECONDS = 0.5  # how long compiled code runs between two looks at the clock
+_CHUNK_STEPS, _LONGEST = 16, 4.0  # so many steps may take longer: each call allocates a large state anew
+_CHECKPOINT_SECONDS = 30.0
+_RECENT = 1000
+INTERRUPTED = "it was interrupted"
+LOST = "the checkpoint could not be written"
+
+
+@dataclass
+class HostLoop:
+    """One fit's loop.
+
+    Attributes:
+        program: its steps.
+        steps: how many there may be.
+        seconds: of running, at most.
+        stoppings: one for each start, or none.
+        checkpoint: where the fit is kept, if it is.
+        checkpoint_every: steps; None: every half minute.
+        callbacks: what is called.
+        callback_every: steps.
+        progress: whether to show a bar, and its label.
+    """
+
+    program: CompiledLoop
+    steps: int
+    seconds: float
+    stoppings: Sequence[Stopping]
+    checkpoint: Checkpoint | None
+    checkpoint_every: int | None
+    callbacks: Sequence[Callback]
+    callback_every: int
+    progress: bool | str | None
+
+    def run(self, now: Progress) -> tuple[Progress, str]:
+        """Go on from here; where the fit ended, and what ended it if it was not the fit itself."""
+        self._ran, self._chunk, self._first = 0.0, 1, True
+        self._saved = now.at
+        self._called = now.at - now.at % self.callback_every
+        self._saved_at = time.perf_counter()
+        fresh = now.at == 0
+        ended = ""
+        with self._bar(now) as bar:
+            try:
+                while True:
+                    now = self._look(now)
+                    ended = self._tell(now, bar)
+                    if ended or self._finished(now):
+                        break
+                    now = self._advance(now)
+            except KeyboardInterrupt:
+                ended = INTERRUPTED
+            except DataError as error:
+                ended = f"the data could not be read ({error})"
+            except BaseException:  # of a callback: keep what there is
+                if self.checkpoint is not None and now.at != self._saved:
+                    self._save(now)
+                raise
+        if self.checkpoint is not None and (now.at != self._saved or fresh) and not ended.startswith(LOST):
+            ended = self._save(now) or ended
+        return now, ended
+
+    # --- the parts of a round ------------------------------------------------------------------------------------
+
+    def _look(self, now: Progress) -> Progress:
+        """Let each start be judged whose time has come."""
+        limits, state = now.limits.copy(), now.state
+        before = [stopping.watch for stopping in self.stoppings]
+        try:
+            for i, stopping in enumerate(self.stoppings):
+                if limits[i] < now.at or stopping.next_look != now.at:
+                    continue
+                loaded = self.program.feed.load(now.at - 1)
+                one = stopping.look(now.at, self.program.take(state, i), loaded)
+                state = self.program.put(state, i, one)
+                if stopping.done:
+                    limits[i] = now.at
+        except BaseException:
+            for stopping, watch in zip(self.stoppings, before, strict=True):
+                stopping.watch = watch
+            raise
+        watches = [stopping.watch for stopping in self.stoppings]
+        return Progress(state, now.at, limits, now.failures, watches, now.clock)
+
+    def _tell(self, now: Progress, bar: Any) -> str:
+        """Bar, callbacks, checkpoint; why the fit should end, if one of them says so."""
+        if not bar.disable:
+            self._show(now, bar)
+        ended = ""
+        if self.callbacks and now.at % self.callback_every == 0 and now.at > self._called:
+            snapshot = self._snapshot(now)
+            self._called = now.at
+            answers = [callback(snapshot) for callback in self.callbacks]
+            if any(np.ndim(answer) == 0 and np.asarray(answer).dtype == bool and bool(answer) for answer in answers):
+                ended = "a callback ended it"
+        if self.checkpoint is not None and now.at > self._saved:
+            due = time.perf_counter() - self._saved_at > _CHECKPOINT_SECONDS
+            if now.at % self.checkpoint_every == 0 if self.checkpoint_every else due:
+                ended = self._save(now) or ended
+        return ended
+
+    def _finished(self, now: Progress) -> bool:
+        return now.at >= self.steps or bool(np.all(now.limits <= now.at)) or self._ran >= self.seconds
+
+    def _advance(self, now: Progress) -> Progress:
+        feed, at = self.program.feed, now.at
+        target = min([at + self._chunk, self.steps, at + feed.left(at), *self._appointments(at, now.limits)])
+        ends = np.minimum(int(target), now.limits)
+        loaded = feed.load(at)
+        begun = time.perf_counter()
+        state, failed = self.program.advance(now.state, ends, loaded)
+        state = jax.block_until_ready(state)
+        took = time.perf_counter() - begun
+        limits = now.limits.copy()
+        for start, step in failed.items():
+            limits[start] = step
+        if not self._first:  # the first chunk's time is that of compiling
+            self._ran += took
+        self._chunk = _next_chunk(self._chunk, took / (target - at), self._first, self.seconds - self._ran)
+        self._first = False
+        done = min(int(target), max(int(limits.max()), at))  # less than the target where every start has failed
+        clock = [*now.clock, (float(done), now.clock[-1][1] + took)]
+        return Progress(state, done, limits, now.failures | failed, now.watches, clock)
+
+    def _appointments(self, at: int, limits: np.ndarray) -> list[float]:
+        """Steps at which someone wants to be asked."""
+        found = [s.next_look for i, s in enumerate(self.stoppings) if limits[i] > at]
+        for every in (self.callback_every if self.callbacks else None, self.checkpoint_every):
+            if every:
+                found.append(at + every - at % every)
+        return found
+
+    def _save(self, now: Progress) -> str:
+        assert self.checkpoint is not None
+        try:
+            self.checkpoint.save(now)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            why = "the disk is full" if full else str(error)
+            whole = self.checkpoint.path.exists()
+            before = f"the one of step {self._saved} is whole" if whole else "there is none yet"
+            folder = self.checkpoint.path.parent
+            return f"{LOST} to '{folder}' ({why}); {before}. Make room and run the same call again"
+        self._saved, self._saved_at = now.at, time.perf_counter()
+        return ""
+
+    # --- what people see -----------------------------------------------------------------------------------------
+
+    def _bar(self, now: Progress) -> Any:
+        hide = not (sys.stderr.isatty() if self.progress is None else self.progress)
+        label = self.progress if isinstance(self.progress, str) else None
+        timed = not math.isinf(self.seconds)
+        form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}" if timed else None
+        total = self.seconds if timed else None if self.stoppings else self.steps
+        return tqdm(
+            total=total, initial=0 if timed else now.at, disable=hide, unit="step", desc=label, bar_format=form
+        )
+
+    def _show(self, now: Progress, bar: Any) -> None:
+        timed = not math.isinf(self.seconds)
+        best, elbo = self._best(now, 100)
+        words = [f"step {now.at:,}"] if timed else []
+        words.append(f"ELBO {elbo:.4g}")
+        if self.stoppings:
+            words.append(f"step size ×{self.stoppings[best].watch.phases[-1].rate:.3g}")
+        bar.set_postfix_str(", ".join(words))
+        bar.update((min(self._ran, self.seconds) if timed else now.at) - bar.n)
+
+    def _snapshot(self, now: Progress) -> Snapshot:
+        width = min(_RECENT, now.at - self._called)
+        best, elbo = self._best(now, width)
+        one = self.program.take(now.state, best)
+        done = min(now.at, int(now.limits[best]))
+        noise = np.asarray(one.noise[max(0, done - width) : done])
+        return Snapshot(
+            step=now.at,
+            seconds=now.clock[-1][1],
+            elbo=elbo,
+            gradient_variance=float(np.nanmean(noise)) if np.isfinite(noise).any() else math.nan,
+            rate=float(one.rate),
+            params=lambda: jax.device_get(self.program.parameters.constrain(one.unconstrained)),
+        )
+
+    def _best(self, now: Progress, width: int) -> tuple[int, float]:
+        """The start with the best ELBO over its last steps, and that."""
+        recent = []
+        for i, limit in enumerate(now.limits):
+            done = min(now.at, int(limit))
+            elbo = np.asarray(self.program.take(now.state.elbo, i)[max(0, done - width) : done])
+            sound = len(elbo) and i not in now.failures
+            recent.append(float(np.mean(elbo)) if sound else -math.inf)
+        best = int(np.argmax(recent))
+        return best, recent[best]
+
+
+def _next_chunk(chunk: int, each: float, first: bool, left: float) -> int:
+    """Return how many steps come next: half a second's, a few at least, and no more than there is time for."""
+    if first:
+        return 2 if math.isinf(left) else 1  # how long a step takes is not known yet
+    each = max(each, 1e-9)
+    wanted = max(_CHUNK_SECONDS / each, min(_CHUNK_STEPS, _LONGEST / each))
+    chunk = min(4 * chunk, max(1, int(wanted)))
+    return max(1, min(chunk, int(min(left, 1e9) / each)))

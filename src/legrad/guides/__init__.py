@@ -1,0 +1,5 @@
+"""Guides that are made from a model."""
+
+from legrad.guides.mean_field import MeanField
+
+__all__ = ["MeanField"]

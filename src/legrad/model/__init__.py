@@ -1,0 +1,1 @@
+"""NumPyro models and guides as a problem: latents, additive terms, parameters."""

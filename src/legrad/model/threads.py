@@ -1,0 +1,29 @@
+"""Models and guides run in one thread at a time.
+
+NumPyro keeps the handlers that are active in one list for all threads, so a statement of one thread would be handled
+by those of another. Whatever runs a model or guide does so inside `one_at_a_time`;
+compiled programs need not, and fits in several threads take their steps at the same time.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ContextDecorator
+
+__all__ = ["one_at_a_time"]
+
+
+class _OneAtATime(ContextDecorator):
+    """Hold the lock: `with one_at_a_time:`, or `@one_at_a_time`; a thread that is inside may enter again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+one_at_a_time = _OneAtATime()

@@ -1,0 +1,173 @@
+"""One-element changes at the cost of what they touch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from legrad.singlesite.accuracy import far_off
+from legrad.singlesite.labelled import E, K
+from legrad.singlesite.plan import Plan, make_plan, work_of
+from legrad.singlesite.propagate import follow
+from legrad.singlesite.recompute import recompute
+from legrad.singlesite.report import is_listening, tell
+from legrad.singlesite.rewrites import rewrite
+from legrad.singlesite.together import any_of
+from legrad.trace.program import Program
+
+Tree = Any
+Found = dict[int, jax.Array]
+
+
+def auto(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, differences: bool) -> Tree:
+    """The differences of f from the pivot, or its values, for each element and candidate.
+
+    Returns:
+        The structure of `candidates`, each leaf holding f's own structure; arrays of terms are summed.
+    """
+
+    def whole(program: Program, here: dict[int, jax.Array], found: Found, shape: tuple[int, ...]) -> Tree:
+        rest = {o: jnp.full(shape, 0 if differences else h, h.dtype) for o, h in here.items() if o not in found}
+        return jax.tree.unflatten(program.structure, [(found | rest)[o] for o in program.outputs])
+
+    return _each(f, x, candidates, memory, differences, whole)
+
+
+def auto_totals(f: Callable[[Tree], tuple[Tree, ...]], x: Tree, candidates: Tree, *, memory: int) -> Tree:
+    """As `auto`, for differences, each part of what f returns added up: what an element does not touch costs nothing.
+
+    Returns:
+        The structure of `candidates`, each leaf holding a tuple.
+    """
+
+    def totals(program: Program, here: dict[int, jax.Array], found: Found, shape: tuple[int, ...]) -> Tree:
+        parts, ahead = [], list(program.outputs)
+        children: list[Any] = list(jax.tree_util.treedef_children(program.structure))
+        for part in children:
+            mine, ahead = ahead[: part.num_leaves], ahead[part.num_leaves :]
+            touched = [found[o] for o in mine if o in found]
+            dtype = jnp.result_type(*(here[o] for o in mine)) if mine else jnp.result_type(float)
+            parts.append(sum(touched) if touched else jnp.zeros(shape, dtype))
+        return tuple(parts)
+
+    return _each(f, x, candidates, memory, True, totals)
+
+
+def auto_work(f: Callable[[Tree], Tree], x: dict[str, Any], count: int, memory: int) -> dict[str, tuple[int, int]]:
+    """For each leaf the work of its changes with so many candidates, and that of one evaluation of f."""
+    program = Program(f, x, rewrite)
+    leaves = jax.tree.leaves(x)
+    values, whole = program.evaluate(leaves), work_of(program, program.ops)
+    found = {}
+    for name, number, leaf in zip(sorted(x), program.inputs, leaves, strict=True):
+        plan = make_plan(program, number, values, (count, *leaf.shape), memory)
+        found[name] = min(plan.work, plan.brute_work), whole
+    return found
+
+
+def _each(
+    f: Callable[[Tree], Tree],
+    x: Tree,
+    candidates: Tree,
+    memory: int,
+    differences: bool,
+    assemble: Callable[..., Tree],
+) -> Tree:
+    """Treat the leaves of x one by one, and put together what was found of each."""
+    x = jax.tree.map(jnp.asarray, x)
+    leaves, structure = jax.tree.flatten(x)
+    program = Program(f, x, rewrite)
+    values = pivot(program, leaves)
+    here = {o: jnp.sum(values[o]) for o in program.outputs}
+    names = [_name(path) for path, _ in jax.tree.leaves_with_path(x)]
+    results = []
+    for number, name, leaf, choices in zip(program.inputs, names, leaves, jax.tree.leaves(candidates), strict=True):
+        choices = jnp.asarray(choices, leaf.dtype)
+        found = _leaf(program, number, name, leaves, values, choices, memory, differences)
+        results.append(assemble(program, here, found, (len(choices), *leaf.shape)))
+    return jax.tree.unflatten(structure, results)
+
+
+def pivot(program: Program, leaves: list[jax.Array]) -> dict[int, Any]:
+    """Every value of a program, each computed once: XLA may not fold it into the loops that use it."""
+    values = program.evaluate(leaves)
+    made = {i for op in program.ops for i in op.outputs}
+    return {i: jax.lax.optimization_barrier(v) if i in made else v for i, v in values.items()}
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    first = "".join(str(getattr(part, "key", getattr(part, "idx", part))) for part in path[:1])
+    return first + jax.tree_util.keystr(path[1:]) if path else "x"
+
+
+def _leaf(
+    program: Program,
+    number: int,
+    name: str,
+    leaves: list[jax.Array],
+    values: dict[int, Any],
+    choices: jax.Array,
+    memory: int,
+    differences: bool,
+) -> Found:
+    """The outputs that one leaf touches, by number."""
+    if 0 in (len(choices), *program.shapes[number]) or not program.touched(number):
+        tell(name, program, number, len(choices), None)
+        return {}
+    plan = make_plan(program, number, values, choices.shape, memory, whole=is_listening())
+    tell(name, program, number, len(choices), plan)
+    if plan.brute:
+        return recompute(program, number, values, choices, memory, differences)
+    found, lost = run(program, number, values, choices, plan)
+    if lost is not None:
+        lost = reduce(jnp.logical_or, map(jnp.isnan, found.values()), lost)
+    if not differences:
+        here = {o: jnp.sum(values[o]) for o in found}
+        found = {o: here[o] + d for o, d in found.items()}
+        for o in found:
+            if jnp.issubdtype(here[o].dtype, jnp.floating):
+                gone = far_off(here[o].dtype, found[o], jnp.abs(here[o]))
+                lost = gone if lost is None else lost | gone
+    if lost is None:
+        return found
+
+    def mended() -> Found:
+        # As this seldom runs, nothing that it needs is held for it.
+        here = program.evaluate(leaves, program.reached(number))
+        again = recompute(program, number, here, choices, memory, differences, lost)
+        return {o: jnp.where(lost, r, found[o]) for o, r in again.items()}
+
+    # Where nothing is lost, this costs nothing.
+    return jax.lax.cond(any_of(jnp.any(lost)), mended, lambda: found)
+
+
+def run(
+    program: Program, number: int, values: dict[int, Any], choices: jax.Array, plan: Plan
+) -> tuple[Found, jax.Array | None]:
+    """The differences of the touched outputs by a plan, at once or in blocks; and where they have lost digits."""
+    if not plan.blocked:
+        return follow(program, number, values, plan.site(), choices)
+    axes = [K, *(E(j) for j in range(choices.ndim - 1))]
+    full = (len(choices), *plan.site_shape)
+    sizes = [plan.sizes[axis] for axis in axes]
+    # The last block of an axis is moved back so that it is full; what two blocks share is the same in both.
+    firsts = [[min(i * size, n - size) for i in range(-(-n // size))] for size, n in zip(sizes, full, strict=True)]
+    grid = jnp.asarray(np.array(list(itertools.product(*firsts)), np.int32))
+
+    def block(i: jax.Array, totals: Any) -> Any:
+        first = list(grid[i])
+        starts = {axis: start for axis, start in zip(axes, first, strict=True) if axis in plan.blocked}
+        part = jax.lax.dynamic_slice(choices, first, plan.block)  # from 0 where the candidates are those of all
+        found = follow(program, number, values, plan.site(starts), part)
+        return jax.tree.map(lambda t, d: jax.lax.dynamic_update_slice(t, d, first), totals, found)
+
+    totals = {o: jnp.zeros(full, jnp.sum(values[o]).dtype) for o in program.touched(number)}
+    lost = jnp.zeros(full, bool) if plan.watched else None
+    return jax.lax.fori_loop(0, math.prod(map(len, firsts)), block, (totals, lost))

@@ -1,0 +1,1 @@
+"""JAX programs, read operation by operation; no probability."""

@@ -1,0 +1,52 @@
+"""Walks a jaxpr with values of any kind.
+
+The loop, the environment and the handling of nested programs live here once; what a value is and what a
+primitive does to it is up to the `rule` that the caller brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from legrad import _compat
+from legrad.trace.operations import wrapped_program
+
+Rule = Callable[[Any, list[Any]], Sequence[Any]]
+
+
+def interpret(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    rule: Rule,
+    lift: Callable[[Any], Any],
+    enter: Callable[[Any], AbstractContextManager[None]] = lambda eqn: nullcontext(),
+) -> list[Any]:
+    """Run `jaxpr` on abstract `inputs`.
+
+    Args:
+        jaxpr: the open jaxpr to walk; programs that an equation merely wraps are walked in place.
+        consts: the jaxpr's constants, as plain arrays (or tracers).
+        inputs: one abstract value for each input variable.
+        rule: `rule(equation, operands)` gives the abstract values of the equation's results.
+        lift: makes an abstract value of a plain constant.
+        enter: a context to walk a nested program in, given the equation that wraps it.
+    """
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, map(lift, consts), strict=True))
+    env.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Any:
+        return lift(_compat.literal(atom)) if isinstance(atom, _compat.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        inner = wrapped_program(eqn)
+        if inner is None:
+            results = rule(eqn, operands)
+        else:
+            with enter(eqn):
+                results = interpret(*inner, operands, rule, lift, enter)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
