@@ -15,6 +15,7 @@ from legrad.singlesite.change import Change, Lazy, New, Piece, holds_differences
 from legrad.singlesite.labelled import K, Labelled
 from legrad.singlesite.rules.operand import Operand, Rule, Step
 from legrad.singlesite.rules.products import multiply_pieces
+from legrad.trace.operations import run_equation
 from legrad.trace.primitives import ELEMENTWISE
 
 _MOST_PIECES = 8

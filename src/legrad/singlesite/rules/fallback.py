@@ -10,6 +10,7 @@ from legrad.singlesite.change import Change, Lazy, New, Piece
 from legrad.singlesite.labelled import Axis, Labelled, V, spread
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.rules.operand import Operand, Step
+from legrad.trace.operations import run_equation
 
 
 def _batch(step: Step, arrays: list[Labelled]) -> tuple[Axis, ...]:
