@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo reproduce example test lint types format test-matrix bench bench-growth bench-likelihoods bench-mnist bench-overhead bench-single-site \
+.PHONY: demo reproduce example test lint types format build test-matrix bench bench-growth bench-likelihoods bench-mnist bench-overhead bench-single-site \
 	bench-survival bench-data bench-torch trust clean
 
 demo: $(VENV)/.demo
@@ -32,6 +32,12 @@ types: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The source distribution and the wheel, in dist/; the wheel is then installed and tried in a fresh environment.
+build: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build
+	PYTHON=$(BIN)/python sh tools/check_wheel.sh
 
 # What one would use instead, on the same problems: writes docs/results/peers.json, docs/peers.md and its figure.
 # MNIST and binarized MNIST from LEGRAD_DATA, else digits are synthetic.
@@ -106,4 +112,4 @@ $(VENV)/.bench: $(VENV)/.demo
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-* out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
