@@ -4,8 +4,8 @@ from pathlib import Path
 
 from numpyro.distributions import TransformedDistribution
 
+from legrad.distributions.counts import COUNTS
 from legrad.distributions.quadrature import QUADRATURE, REFUSED, THROUGH_BASE
-from legrad.distributions.support import COUNTS
 
 PAGE = Path(__file__).with_suffix(".md")
 

@@ -10,7 +10,7 @@ import pytest
 from numpyro.distributions import constraints
 
 import legrad
-from legrad.diagnostics.quadrature_error import quadrature_concern
+from legrad.fitting.quadrature_error import quadrature_concern
 
 KEY = jax.random.key(0)
 

@@ -126,7 +126,7 @@ def test_one_finite_scalar_has_no_noise(name):
     def loss(estimator, key):
         return jax.grad(
             lambda v: estimator.estimate(
-                legrad.problem.Problem(legrad.log_density(lambda x: table[x["z"]]), guide, {}, (v,)), key
+                legrad.model.problem.Problem(legrad.log_density(lambda x: table[x["z"]]), guide, {}, (v,)), key
             )
         )(jnp.array([0.3, -1.0, 0.7, 0.1]))
 

@@ -10,7 +10,7 @@ import pytest
 from numpyro.distributions import transforms as tr
 from scipy import special, stats
 
-from legrad.distributions import quadrature, support
+from legrad.distributions import elements, quadrature, support
 
 jax.config.update("jax_enable_x64", True)
 
@@ -185,7 +185,7 @@ def errors(row, find=support.candidates):
     """
 
     def at(setting, name, p):
-        return support.scalar(row.make(**(setting | {name: p})))
+        return elements.scalar(row.make(**(setting | {name: p})))
 
     def along(f, setting, name):
         """The derivative of f in one parameter, for every setting."""
@@ -193,7 +193,7 @@ def errors(row, find=support.candidates):
         return jax.jvp(lambda p: f(at(setting, name, p)), (value,), (jnp.ones_like(value),))[1]
 
     def nodes(setting):
-        element = support.scalar(row.make(**setting))
+        element = elements.scalar(row.make(**setting))
         values, weights, _ = find(element.base)
         x, log_det, minus_log_q = (
             element.value(values),
@@ -240,16 +240,16 @@ def test_gradients_are_within_two_percent(name):
 
 
 def test_every_rule_is_in_the_catalogue():
-    elements = [support.scalar(row.make(**row.settings[0])).base for row in CATALOGUE.values()]
-    assert {type(base) for base in elements} | {dist.Uniform} == set(support.QUADRATURE)
+    bases = [elements.scalar(row.make(**row.settings[0])).base for row in CATALOGUE.values()]
+    assert {type(base) for base in bases} | {dist.Uniform} == set(quadrature.QUADRATURE)
 
 
 @pytest.mark.parametrize("rule", [lambda k: quadrature.hermite(2), quadrature.legendre], ids=["two", "Legendre"])
 def test_the_check_can_fail(rule, monkeypatch):
     row = CATALOGUE["Exponential"]
     assert errors(row).max() < 0.02
-    changed = support.QUADRATURE[dist.Exponential]._replace(grid=rule)
-    monkeypatch.setitem(support.QUADRATURE, dist.Exponential, changed)
+    changed = quadrature.QUADRATURE[dist.Exponential]._replace(grid=rule)
+    monkeypatch.setitem(quadrature.QUADRATURE, dist.Exponential, changed)
     assert errors(row).min(0)[:2].max() > 0.1
 
 
@@ -284,9 +284,9 @@ def test_refused_distributions_fail_the_check(name):
     def nine_nodes(base):
         return support.Candidates(jnp.asarray(values), jnp.asarray(weights)[:, None], "quadrature")
 
-    base = support.scalar(row.make(**row.settings[0])).base
+    base = elements.scalar(row.make(**row.settings[0])).base
     assert support.candidates(base) is None
-    assert support.refusal(base) == support.REFUSED[type(base)]
+    assert support.refusal(base) == quadrature.REFUSED[type(base)]
     assert errors(row, nine_nodes).max() > 0.02
 
 
@@ -329,7 +329,7 @@ def test_nodes_are_quantiles(name, x64):
 
         @jax.jit
         def nodes(setting):
-            element = support.scalar(row.make(**setting))
+            element = elements.scalar(row.make(**setting))
             return element.value(nine(element.base))
 
         x = nodes({name: jnp.array([s[name] for s in row.settings]) for name in row.settings[0]})

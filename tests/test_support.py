@@ -1,4 +1,4 @@
-"""What `legrad.support` says of finite supports, counts and the elements of a site, against SciPy."""
+"""What `legrad.distributions` says of finite supports, counts and the elements of a site, against SciPy."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 from numpyro.distributions import transforms as tr
 from scipy import special, stats
 
-from legrad.distributions import support
+from legrad.distributions import counts, elements, support
 
 jax.config.update("jax_enable_x64", True)
 
@@ -109,7 +109,7 @@ def test_finite_gradients_are_exact():
     def surrogate(p):
         base = dist.Binomial(np.array([3, 5]), jax.nn.sigmoid(p))
         values, weights, _ = support.candidates(base)
-        return jnp.sum(weights * values**2 * support.scalar(base).log_prob(values))
+        return jnp.sum(weights * values**2 * elements.scalar(base).log_prob(values))
 
     def exact(p):
         base = dist.Binomial(np.array([3, 5]), jax.nn.sigmoid(p))
@@ -178,7 +178,7 @@ def test_windows(name, window, x64):
         @jax.jit
         def everything(base):
             assert support.candidates(base, window=window).kind == "window"
-            return *support.candidates(base, window=window)[:2], support.escaped_mass(base, window)
+            return *support.candidates(base, window=window)[:2], counts.escaped_mass(base, window)
 
         base = jax.tree.map(recast, base)
         values, weights, escaped = everything(base)
@@ -194,7 +194,7 @@ def test_windows(name, window, x64):
 
 
 def test_every_count_is_tested():
-    assert {type(base) for base, _ in COUNTS.values()} == set(support.COUNTS)
+    assert {type(base) for base, _ in COUNTS.values()} == set(counts.COUNTS)
 
 
 def test_a_window_never_overflows():
@@ -236,7 +236,7 @@ WRAPPED = {
 def test_wrappers(name):
     fn = WRAPPED[name]
     shape = fn.shape()
-    element = support.scalar(fn)
+    element = elements.scalar(fn)
     assert element.base.event_shape == ()
     assert element.base.batch_shape == shape
 
@@ -258,7 +258,7 @@ def test_wrappers(name):
 
 
 def test_masks_are_stripped():
-    element = support.scalar(WRAPPED["all"])
+    element = elements.scalar(WRAPPED["all"])
     np.testing.assert_allclose(element.log_prob(jnp.zeros((2, 3)))[1], dist.Normal(LOC, 1.0).log_prob(0.0))
 
 
@@ -273,7 +273,7 @@ def test_masks_are_stripped():
     ],
 )
 def test_not_scalar(fn):
-    assert support.scalar(fn) is None
+    assert elements.scalar(fn) is None
 
 
 def test_transforms_with_parameters_keep_the_value_as_coordinate():
@@ -281,7 +281,7 @@ def test_transforms_with_parameters_keep_the_value_as_coordinate():
         fn = dist.TransformedDistribution(
             dist.Normal(0.0, 1.0).expand([2]).to_event(1), tr.AffineTransform(p[0], p[1])
         )
-        element = support.scalar(fn)
+        element = elements.scalar(fn)
         assert element.transforms == ()
         assert element.base.batch_shape == (2,)
         values, weights, _ = support.candidates(element.base)
@@ -304,7 +304,7 @@ def test_parameters_that_move_the_support_are_refused():
             dist.TransformedDistribution(dist.Gamma(2.0, 1.0), tr.AffineTransform(p, 1.0)),
             dist.LogUniform(p, 2.0),
         ):
-            base = support.scalar(fn).base
+            base = elements.scalar(fn).base
             found.append((support.is_admitted(base), support.candidates(base), support.refusal(base)))
         found.append((not support.is_admitted(dist.TruncatedNormal(p, 1.0, low=0.0)), None, "moves"))
         return p
@@ -335,7 +335,7 @@ def test_constant_uniform():
     ],
 )
 def test_not_admitted(fn):
-    base = support.scalar(fn).base
+    base = elements.scalar(fn).base
     assert not support.is_admitted(base)
     assert support.candidates(base) is None
     assert support.refusal(base)
@@ -347,7 +347,7 @@ def test_saturated_nodes_have_a_density():
 
         def log_q(p):
             fn = dist.TransformedDistribution(dist.Normal(p, 10.0), tr.SigmoidTransform())
-            element = support.scalar(fn)
+            element = elements.scalar(fn)
             return element.log_prob(support.candidates(element.base).values)
 
         assert np.isfinite(jax.jit(log_q)(40.0)).all()
@@ -365,7 +365,7 @@ def test_jit_vmap_grad():
     def surrogate(p):
         total = 0.0
         for make in makes:
-            base = support.scalar(make(p)).base
+            base = elements.scalar(make(p)).base
             values, weights, _ = support.candidates(base)
             total += jnp.sum(weights * values * base.log_prob(values))
         return total

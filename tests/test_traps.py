@@ -17,7 +17,7 @@ from numpyro.distributions import constraints
 import legrad
 from catalogue import ROWS, Row, normal_mean
 from checking import draw_until, flat, gradient_of
-from legrad.distributions import support
+from legrad.distributions import elements, support
 from legrad.estimators import base, costs, disarm, local_expectation
 from legrad.model import problem
 
@@ -309,7 +309,7 @@ def test_trap_10_transforms_of_whole_vectors_have_no_scalars():
     fn = dist.TransformedDistribution(
         dist.Normal(jnp.zeros(2), 1.0).to_event(1), dist.transforms.StickBreakingTransform()
     )
-    assert support.scalar(fn) is None
+    assert elements.scalar(fn) is None
 
 
 def test_trap_11_disarm_resamples_descendants(monkeypatch):

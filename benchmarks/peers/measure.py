@@ -20,6 +20,7 @@ from row import Peer
 from legrad.diagnostics.gradients import gradient_at
 from legrad.diagnostics.timing import interleaved_seconds
 from legrad.model.arrays import split_arrays
+from legrad.model.objective import Given, Objective
 from legrad.model.parameters import Parameters
 from legrad.trace.concrete import compiled_for
 
@@ -36,13 +37,14 @@ class Gradients:
 
     def __init__(self, peer: Peer, method: Method) -> None:
         parameters = Parameters(method.model, method.guide, peer.args, {}, jax.random.key(0), peer.params)
+        objective = Objective(method.model, method.guide, parameters)
         self.at = parameters.unconstrain(parameters.initial)
         self.arrays, rebuild = split_arrays(peer.args)
 
         def gradient(at: Any, key: jax.Array, args: tuple[Any, ...]) -> dict[str, jax.Array]:
             if method.hand is not None:
                 return jax.tree.map(jnp.negative, method.hand(parameters.constrain(at), key, args))
-            return gradient_at(at, key, parameters, method.estimator, method.model, method.guide, args, {})
+            return gradient_at(objective, method.estimator, at, key, Given(args, {}, {}))
 
         def run(at: Any, key: jax.Array, steps: jax.Array, rate: jax.Array, arrays: Any) -> Any:
             with compiled_for(arrays, self.arrays):

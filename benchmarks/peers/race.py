@@ -23,8 +23,9 @@ from row import Peer
 
 import legrad
 from legrad.fitting.compiled_loop import CompiledLoop
-from legrad.fitting.data import Feed, Given
+from legrad.fitting.data import Feed
 from legrad.fitting.estimator_choice import choose
+from legrad.model.objective import Given
 from legrad.model.parameters import Parameters
 
 PATIENCE = 10.0  # times LeGrad's seconds

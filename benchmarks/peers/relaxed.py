@@ -30,10 +30,11 @@ from jax.lax import stop_gradient
 from numpyro.distributions import BernoulliLogits, BernoulliProbs
 
 from legrad.distributions.densities import softplus
-from legrad.distributions.unwrap import strip
+from legrad.distributions.unwrap import unwrap
 from legrad.estimators.base import Estimator, draws, over_draws, require_positive
 from legrad.estimators.costs import Costs, fixed_parents
-from legrad.model.problem import Evaluation, Factor, Noise, Problem
+from legrad.model.problem import Evaluation, Noise, Problem
+from legrad.model.sites import Factor
 
 _OWN_NOISE = 1 << 30  # folded into the key of a draw; statements of the guide fold in their position
 
@@ -269,7 +270,7 @@ def _evaluate_relaxed(
 def _bernoulli_sites(pivot: Mapping[str, Factor]) -> list[str]:
     found = []
     for name, factor in pivot.items():
-        bernoulli = isinstance(strip(factor.fn).bare, BernoulliLogits | BernoulliProbs)
+        bernoulli = isinstance(unwrap(factor.fn).bare, BernoulliLogits | BernoulliProbs)
         if bernoulli and not factor.in_scan:
             found.append(name)
         elif bernoulli or not factor.fn.has_rsample:
@@ -291,7 +292,7 @@ def _reject_dependent(parents: Mapping[str, frozenset[str]]) -> None:
 
 
 def _logits(factor: Factor) -> jax.Array:
-    return strip(factor.fn).bare.logits
+    return unwrap(factor.fn).bare.logits
 
 
 def _members(factor: Factor, z: jax.Array) -> int:

@@ -3,18 +3,18 @@
 from legrad.diagnostics.calibrate import calibrate
 from legrad.diagnostics.compare import compare
 from legrad.diagnostics.explain import explain
-from legrad.diagnostics.quadrature_error import quadrature_error
 from legrad.estimators import DisARM, Exact, LocalExpectation, Reparameterized, ScoreFunction
 from legrad.estimators.expectation import expectation
 from legrad.fitting.callbacks import JsonLines, Snapshot
 from legrad.fitting.checkpoint import CheckpointError
 from legrad.fitting.data import Minibatches
 from legrad.fitting.fit import fit
+from legrad.fitting.quadrature_error import quadrature_error
 from legrad.fitting.result import FitResult, load
 from legrad.fitting.stopping import AutoStop
 from legrad.guides.mean_field import MeanField
+from legrad.model.log_density import log_density
 from legrad.model.messages import FitWarning
-from legrad.model.problem import log_density
 from legrad.singlesite import single_site, single_site_differences
 
 __version__ = "0.1.0"

@@ -29,6 +29,7 @@ from legrad.diagnostics.replay import replay
 from legrad.diagnostics.simulation import Simulator
 from legrad.estimators import LocalExpectation
 from legrad.estimators.base import require_positive
+from legrad.model.objective import Given, Objective, update
 from legrad.model.parameters import Parameters
 from legrad.model.threads import one_at_a_time
 
@@ -151,16 +152,12 @@ def _fit(
     data: dict[str, jax.Array],
 ) -> tuple[dict[str, Any], jax.Array]:
     """The fitted parameters, constrained, and the rise of the ELBO at the end."""
-
-    @one_at_a_time
-    def loss(unconstrained: dict[str, Any], key: jax.Array) -> jax.Array:
-        return estimator.loss(key, parameters.constrain(unconstrained), model, guide, data)
+    objective, given = Objective(model, guide, parameters), Given((data,), {}, {})
 
     def step(carry: Any, i: jax.Array) -> tuple[Any, jax.Array]:
-        unconstrained, memory = carry
-        value, gradient = jax.value_and_grad(loss)(unconstrained, jax.random.fold_in(key, i))
-        updates, memory = optimizer.update(gradient, memory, unconstrained)
-        return (optax.apply_updates(unconstrained, updates), memory), -value
+        of_step = jax.random.fold_in(key, i)
+        done = update(lambda u: objective.loss(estimator, u, of_step, given), optimizer, *carry)
+        return (done.unconstrained, done.memory), -done.loss
 
     start = parameters.unconstrain(parameters.initial)
     if not steps:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer.elbo import ELBO
 
+from legrad.model.objective import Given, Objective
 from legrad.model.parameters import Parameters
-from legrad.model.problem import Noise, Problem
-from legrad.model.threads import one_at_a_time
+from legrad.model.problem import Noise
 
 _ROUNDING_DRAWS = 8
 
@@ -31,29 +31,17 @@ def gradient(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Callable[[jax.Array], dict[str, Any]]:
-    """`gradient(...)(key)` is one draw of the estimator's gradient of the ELBO."""
+    """Make a function of a key that gives one draw of the estimator's gradient of the ELBO."""
     parameters = Parameters(model, guide, args, kwargs, jax.random.key(0), params)
-    at = parameters.unconstrain(parameters.initial)
-    return lambda key: gradient_at(at, key, parameters, estimator, model, guide, args, kwargs)
+    at, objective = parameters.unconstrain(parameters.initial), Objective(model, guide, parameters)
+    return lambda key: gradient_at(objective, estimator, at, key, Given(args, dict(kwargs), {}))
 
 
 def gradient_at(
-    unconstrained: dict[str, Any],
-    key: jax.Array,
-    parameters: Parameters,
-    estimator: ELBO,
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    objective: Objective, estimator: ELBO, unconstrained: dict[str, Any], key: jax.Array, given: Given
 ) -> dict[str, Any]:
-    """One draw of the estimator's gradient of the ELBO at unconstrained parameters."""
-
-    @one_at_a_time
-    def elbo(unconstrained: dict[str, Any]) -> jax.Array:
-        return -estimator.loss(key, parameters.constrain(unconstrained), model, guide, *args, **kwargs)
-
-    return jax.grad(elbo)(unconstrained)
+    """Return one draw of the estimator's gradient of the ELBO at unconstrained parameters."""
+    return jax.grad(lambda u: -objective.loss(estimator, u, key, given))(unconstrained)
 
 
 def rounding(
@@ -69,13 +57,13 @@ def rounding(
     A gradient that vanishes at an optimum is a sum of large terms, and says nothing about its own rounding.
     """
     parameters = Parameters(model, guide, args, kwargs, jax.random.key(0), params)
-    at = parameters.unconstrain(parameters.initial)
+    at, objective = parameters.unconstrain(parameters.initial), Objective(model, guide, parameters)
 
     def one(key: jax.Array) -> dict[str, Any]:
         noise = Noise(*jax.random.split(key))
 
         def log_q(unconstrained: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-            problem = Problem(model, guide, parameters.constrain(unconstrained), args, kwargs)
+            problem = objective.problem(unconstrained, Given(args, dict(kwargs), {}))
             pivot = problem.draw(noise)
             x = {name: jax.lax.stop_gradient(factor.coordinate) for name, factor in pivot.items()}
             there = problem.evaluate(x, noise, pivot=pivot)

@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.distributions.distribution import Unit
 from numpyro.primitives import Messenger
 
-from legrad.distributions.unwrap import strip
+from legrad.distributions.unwrap import unwrap
 from legrad.model.threads import one_at_a_time
 
 Trace = dict[str, Any]
@@ -85,7 +85,7 @@ def observed_sites(trace: Trace) -> Trace:
 
 def is_factor(site: Any) -> bool:
     """Whether a sample site is a `numpyro.factor`."""
-    return isinstance(strip(site["fn"]).bare, Unit)
+    return isinstance(unwrap(site["fn"]).bare, Unit)
 
 
 def full_shape(site: Any) -> tuple[int, ...]:

@@ -15,8 +15,9 @@ from numpyro.infer import init_to_sample
 from numpyro.ops.provenance import eval_provenance
 
 from legrad.diagnostics.replay import Trace, full_shape, is_factor, latent_sites, observed_sites, replay
-from legrad.distributions.unwrap import strip
-from legrad.model.problem import LogDensity, Noise, Problem
+from legrad.distributions.unwrap import unwrap
+from legrad.model.log_density import LogDensity
+from legrad.model.problem import Noise, Problem
 from legrad.model.threads import one_at_a_time
 
 Data = dict[str, jax.Array]
@@ -153,7 +154,7 @@ def _check_simulable(trace: Trace, data: Sequence[str]) -> None:
         elif site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             problem = "is a plate that subsamples: every fit needs all of its data; remove subsample_size"
         elif site["type"] == "sample":
-            bare = strip(site["fn"]).bare
+            bare = unwrap(site["fn"]).bare
             if is_factor(site):
                 problem = "is a numpyro.factor, which cannot be simulated: write it as a sample site"
             elif isinstance(bare, ImproperUniform):
@@ -170,7 +171,7 @@ def _check_simulable(trace: Trace, data: Sequence[str]) -> None:
 
 
 def _counted(site: Any) -> np.ndarray:
-    bare, mask = strip(site["fn"])
+    bare, mask = unwrap(site["fn"])
     shape = full_shape(site)
     if mask is None:
         return np.ones(shape, bool)

@@ -15,7 +15,8 @@ from numpyro import handlers
 from legrad import _compat
 from legrad.diagnostics.replay import Trace, Whole, full_shape, latent_sites, observed_sites, replay
 from legrad.estimators.base import require_positive
-from legrad.model.problem import LogDensity, Problem
+from legrad.model.log_density import LogDensity
+from legrad.model.problem import Problem
 
 Groups = dict[str, dict[str, Any]]
 

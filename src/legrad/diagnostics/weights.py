@@ -18,7 +18,7 @@ from numpyro.distributions import BernoulliLogits, BernoulliProbs, CategoricalLo
 from numpyro.primitives import Messenger
 
 from legrad import _compat
-from legrad.distributions.unwrap import strip
+from legrad.distributions.unwrap import unwrap
 from legrad.model.arrays import split_arrays
 from legrad.model.problem import Evaluation, Noise, Problem
 from legrad.model.threads import one_at_a_time
@@ -153,7 +153,7 @@ def _is_latent(site: Mapping[str, Any]) -> bool:
 
 
 def _categories(site: Mapping[str, Any]) -> int:
-    bare = strip(site["fn"]).bare
+    bare = unwrap(site["fn"]).bare
     if isinstance(bare, BernoulliProbs | BernoulliLogits):
         return 2
     # Only what the distribution was given: what it computes lazily would be of a trace that is over.
@@ -188,7 +188,7 @@ def _point_mass(values: Values, latents: Mapping[str, Any]) -> str:
     """A Delta that is not a function of something random; every element of one stays where it is."""
     for name, site in latents.items():
         draws = values[name]
-        if isinstance(strip(site["fn"]).bare, Delta) and draws.dtype.kind == "f" and (draws == draws[:1]).all():
+        if isinstance(unwrap(site["fn"]).bare, Delta) and draws.dtype.kind == "f" and (draws == draws[:1]).all():
             return (
                 f"site '{name}' is a point mass in the guide, which has no density to weigh against the model's: use "
                 "a guide that spreads it out (legrad.MeanField, AutoNormal)"

@@ -22,11 +22,11 @@ from numpyro.distributions import (
     CategoricalLogits,
     CategoricalProbs,
     Distribution,
-    ExpandedDistribution,
     Poisson,
 )
 
 from legrad.distributions.offset_categorical import OffsetCategorical
+from legrad.distributions.unwrap import unexpanded
 from legrad.trace.concrete import read
 from legrad.trace.operations import operation
 
@@ -202,9 +202,7 @@ FORMS: dict[type, Callable[[Any, Array], Array]] = {
 
 def log_prob(fn: Distribution, value: Array) -> Array:
     """`fn.log_prob(value)`, through a better form where there is one."""
-    shape = fn.batch_shape
-    while isinstance(fn, ExpandedDistribution):
-        fn = fn.base_dist
+    shape, fn = fn.batch_shape, unexpanded(fn)
     form = FORMS.get(type(fn))
     if form is None:
         return fn.log_prob(value)

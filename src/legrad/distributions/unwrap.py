@@ -1,8 +1,8 @@
-"""Takes a NumPyro distribution out of its wrappers: the bare elementwise distribution, and the mask around it."""
+"""NumPyro's wrappers around a distribution, removed: the bare elementwise distribution, and the mask around it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +10,38 @@ from numpyro.distributions import Distribution
 from numpyro.distributions.distribution import ExpandedDistribution, Independent, MaskedDistribution
 
 
-class Stripped(NamedTuple):
+class Unwrapped(NamedTuple):
     """`bare.log_prob(value)` is elementwise; `mask` broadcasts against it (None: nothing is masked)."""
 
     bare: Distribution
     mask: jax.Array | None
 
 
-def strip(fn: Distribution) -> Stripped:
+def unwrap(fn: Distribution) -> Unwrapped:
     """Remove Independent, Masked and Expanded, in whatever order they are nested.
 
     The bare distribution may have a smaller batch shape than `fn`: its log_prob broadcasts with the value.
     """
-    mask, levels = None, []
-    while isinstance(fn, Independent | MaskedDistribution | ExpandedDistribution):
-        if isinstance(fn, MaskedDistribution):
-            levels.append((jnp.asarray(fn._mask), fn.event_dim))
+    bare, wrappers = _peel(fn, (Independent, MaskedDistribution, ExpandedDistribution))
+    mask = None
+    for wrapper in wrappers:
+        if isinstance(wrapper, MaskedDistribution):
+            level = jnp.asarray(wrapper._mask)
+            # A mask covers the batch axes of its own level; axes that were independent events below it follow.
+            level = jnp.reshape(level, level.shape + (1,) * (wrapper.event_dim - bare.event_dim if level.ndim else 0))
+            mask = level if mask is None else mask & level
+    return Unwrapped(bare, mask)
+
+
+def unexpanded(fn: Distribution) -> Distribution:
+    """Remove Expanded alone, which changes no log-density but for its shape."""
+    return _peel(fn, (ExpandedDistribution,))[0]
+
+
+def _peel(fn: Any, kinds: tuple[type, ...]) -> tuple[Distribution, list[Distribution]]:
+    """Remove wrappers of some kinds from the outside in; returns what is inside, and the wrappers."""
+    wrappers = []
+    while isinstance(fn, kinds):
+        wrappers.append(fn)
         fn = fn.base_dist
-    for level, event_dim in levels:
-        # A mask covers the batch axes of its own level; axes that were independent events below it follow.
-        level = jnp.reshape(level, level.shape + (1,) * (event_dim - fn.event_dim if level.ndim else 0))
-        mask = level if mask is None else mask & level
-    return Stripped(fn, mask)
+    return fn, wrappers

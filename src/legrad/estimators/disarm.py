@@ -20,10 +20,11 @@ from jax.lax import stop_gradient
 from numpyro.distributions import BernoulliLogits, BernoulliProbs
 from numpyro.primitives import Messenger
 
-from legrad.distributions.unwrap import strip
+from legrad.distributions.unwrap import unwrap
 from legrad.estimators.base import Estimator, draws, gradient_alone, over_draws, require_positive
 from legrad.estimators.costs import Costs, fixed_parents
-from legrad.model.problem import Factor, Noise, Problem
+from legrad.model.problem import Noise, Problem
+from legrad.model.sites import Factor
 
 
 class DisARM(Estimator):
@@ -84,7 +85,7 @@ class _Uniforms(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "sample" or msg["value"] is not None:
             return
-        bare = strip(msg["fn"]).bare
+        bare = unwrap(msg["fn"]).bare
         if isinstance(bare, BernoulliLogits | BernoulliProbs):
             shape, name = msg["kwargs"].get("sample_shape", ()) + msg["fn"].shape(), msg["name"]
             u = jax.random.uniform(msg["kwargs"]["rng_key"], shape, jnp.result_type(bare.probs))
@@ -112,7 +113,7 @@ def _bernoulli_sites(pivot: dict[str, Factor], sampled: _Uniforms) -> list[str]:
 
 def _natural(factor: Factor) -> tuple[jax.Array, jax.Array]:
     """The parameter that the guide gives (logit or probability), and σ(|φ|) · dφ/dparameter."""
-    bare = strip(factor.fn).bare
+    bare = unwrap(factor.fn).bare
     if isinstance(bare, BernoulliLogits):
         return bare.logits, jax.nn.sigmoid(jnp.abs(bare.logits))
     return bare.probs, 1.0 / jnp.minimum(bare.probs, 1.0 - bare.probs)

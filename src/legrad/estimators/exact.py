@@ -16,7 +16,8 @@ from jax.lax import stop_gradient
 
 from legrad.distributions import support
 from legrad.estimators.base import Estimator, draws
-from legrad.model.problem import Factor, Noise, Problem
+from legrad.model.problem import Noise, Problem
+from legrad.model.sites import Factor
 
 LIMIT = 1 << 20  # joint configurations
 _BLOCK = 1 << 10  # of them evaluated at once

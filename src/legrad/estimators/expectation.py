@@ -9,7 +9,8 @@ import jax
 
 from legrad.estimators.base import Estimator
 from legrad.estimators.local_expectation import LocalExpectation
-from legrad.model.problem import Problem, log_density
+from legrad.model.log_density import log_density
+from legrad.model.problem import Problem
 
 
 def expectation(

@@ -20,13 +20,14 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from legrad.distributions import support
+from legrad.distributions import counts, elements, support
 from legrad.estimators.alarms import require_accurate, warn_escaped
 from legrad.estimators.base import Estimator, Score, draws, over_draws, require_positive, surrogate
 from legrad.estimators.costs import Costs, descendants, fixed_parents
 from legrad.estimators.score_function import score
 from legrad.estimators.treatment import treatments
-from legrad.model.problem import Draw, Evaluation, Factor, Noise, Problem
+from legrad.model.problem import Evaluation, Noise, Problem
+from legrad.model.sites import Draw, Factor
 from legrad.singlesite import METHODS, single_site_totals, single_site_work
 from legrad.singlesite.report import tell_methods
 
@@ -109,7 +110,7 @@ class LocalExpectation(Estimator):
                 if cuts[n].check is not None:
                     alarms.inaccurate[n] = _inaccuracy(factor, cuts[n], changes[n])
             if n in local and cuts[n].kind == "window":
-                alarms.escaped[n] = support.escaped_mass(factor.elements.base, self.window)
+                alarms.escaped[n] = counts.escaped_mass(factor.elements.base, self.window)
         return here.total(stop=x), scores, alarms
 
     def arrange(self, problem: Problem, noise: Noise) -> Arranged:
@@ -231,7 +232,7 @@ class Arranged(NamedTuple):
 
     pivot: Draw
     x: dict[str, jax.Array]
-    local: dict[str, support.Scalar]
+    local: dict[str, elements.Scalar]
     exact: list[str]
     childless: set[str]
     held: dict[str, jax.Array]

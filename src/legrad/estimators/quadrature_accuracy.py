@@ -22,7 +22,8 @@ from jax.lax import stop_gradient
 
 from legrad.distributions import support
 from legrad.estimators.local_expectation import Arranged, Differences, LocalExpectation, SiteCandidates
-from legrad.model.problem import Factor, Noise, Problem
+from legrad.model.problem import Noise, Problem
+from legrad.model.sites import Factor
 
 LIMIT = 0.02  # relative error that is worth a sentence
 _NEGLIGIBLE = 1e-10  # weight of a node so far out that f may overflow there

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from legrad.distributions import support
 from legrad.estimators.costs import descendants
-from legrad.model.problem import Factor
+from legrad.model.sites import Factor
 
 
 def treatments(

@@ -18,6 +18,7 @@ from legrad.diagnostics.gradients import gradient_at, moments
 from legrad.diagnostics.timing import interleaved_seconds
 from legrad.experiments.stages import Arrays
 from legrad.model.arrays import split_arrays
+from legrad.model.objective import Given, Objective
 from legrad.model.parameters import Parameters
 from legrad.trace.concrete import compiled_for
 
@@ -38,6 +39,7 @@ class Bench:
     def __init__(self, model: Callable[..., Any], guide: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.model, self.guide = model, guide
         self.parameters = Parameters(model, guide, args, {}, jax.random.key(0))
+        self.objective = Objective(model, guide, self.parameters)
         self.arrays, self.rebuild = split_arrays((args, {}))
         self._compiled: dict[int, tuple[ELBO, Callable[..., Any]]] = {}
 
@@ -47,9 +49,8 @@ class Bench:
 
             def run(at: Any, key: jax.Array, draws: Any, arrays: Any) -> Any:
                 with compiled_for(arrays, self.arrays):
-                    args, kwargs = self.rebuild(arrays)
-                    fixed = (self.parameters, estimator, self.model, self.guide, args, kwargs)
-                    return moments(lambda k: gradient_at(at, k, *fixed), key, draws)
+                    given = Given(*self.rebuild(arrays), {})
+                    return moments(lambda k: gradient_at(self.objective, estimator, at, k, given), key, draws)
 
             self._compiled[id(estimator)] = estimator, partial(jax.jit(run), arrays=self.arrays)
         return self._compiled[id(estimator)][1]

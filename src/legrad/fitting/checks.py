@@ -10,10 +10,9 @@ import numpy as np
 
 from legrad.estimators.base import draws
 from legrad.fitting.compiled_loop import CompiledLoop
-from legrad.fitting.data import Given
 from legrad.model.arrays import split_arrays
+from legrad.model.objective import Given
 from legrad.model.problem import Noise, Problem
-from legrad.model.threads import one_at_a_time
 
 _OTHER_DRAWS = 1000
 
@@ -45,12 +44,8 @@ def name_failure(program: CompiledLoop, unconstrained: dict[str, Any], key: jax.
         key: the step's.
         given: the step's data.
     """
-
-    def problem(unconstrained: dict[str, Any]) -> Problem:
-        params = program.parameters.constrain(unconstrained) | given.plates
-        return Problem(program.model, program.guide, params, given.args, given.kwargs)
-
-    here = problem(unconstrained)
+    objective = program.objective
+    here = objective.problem(unconstrained, given)
     noise = draws(key, 1)
     pivot = Noise(noise.sites[0], noise.plates)
     bad, terms = _look(here, pivot)
@@ -68,19 +63,13 @@ def name_failure(program: CompiledLoop, unconstrained: dict[str, Any], key: jax.
             return f"{name} is {float(value)} at other values of the latents"
 
     def term(unconstrained: dict[str, Any], name: str) -> jax.Array:
-        at = problem(unconstrained)
-        return jnp.sum(at.evaluate({}, pivot, pivot=at.draw(pivot)).terms()[name])
+        return jnp.sum(objective.at_a_draw(unconstrained, pivot, given).terms()[name])
 
     for name in terms:
         for parameter in _not_finite(jax.grad(term)(unconstrained, name)):
             return f"the gradient of {name} with respect to '{parameter}' is not finite"
 
-    @one_at_a_time
-    def loss(unconstrained: dict[str, Any]) -> jax.Array:
-        params = program.parameters.constrain(unconstrained) | given.plates
-        return program.estimator.loss(key, params, program.model, program.guide, *given.args, **given.kwargs)
-
-    value, gradient = jax.value_and_grad(loss)(unconstrained)
+    value, gradient = jax.value_and_grad(lambda u: objective.loss(program.estimator, u, key, given))(unconstrained)
     for parameter in _not_finite(gradient):
         return f"the gradient with respect to '{parameter}' is not finite"
     return (

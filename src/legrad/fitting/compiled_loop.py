@@ -18,8 +18,8 @@ from numpyro.infer.elbo import ELBO
 from legrad._compat import jit
 from legrad.fitting.data import Feed, Loaded
 from legrad.fitting.iterates import Blocks
+from legrad.model.objective import Objective, update
 from legrad.model.parameters import Parameters
-from legrad.model.threads import one_at_a_time
 from legrad.trace.concrete import compiled_for
 
 
@@ -73,16 +73,10 @@ class CompiledLoop:
         feed: Feed,
         keys: jax.Array,
     ) -> None:
+        self.objective = Objective(model, guide, parameters)
         self.model, self.guide, self.parameters = model, guide, parameters
         self.estimator, self.optimizer, self.feed, self.keys = estimator, optimizer, feed, keys
         self._advance = jit(self._advance_all)  # of this object: a static `self` would stay in JAX's cache
-
-    @one_at_a_time
-    def loss(self, unconstrained: dict[str, Any], key: jax.Array, loaded: Loaded, step: Any) -> jax.Array:
-        """The negative ELBO of one step."""
-        args, kwargs, plates = self.feed.at(loaded, step)
-        params = self.parameters.constrain(unconstrained) | plates
-        return self.estimator.loss(key, params, self.model, self.guide, *args, **kwargs)
 
     def begin(self, starts: list[dict[str, Any]], steps: int, block: int | None) -> State:
         """The state before the first step, with room for the history of `steps`."""
@@ -142,10 +136,12 @@ class CompiledLoop:
 
     def _step(self, state: State, key: jax.Array, loaded: Loaded) -> State:
         i, old = state.step, state.unconstrained
-        value, gradient = jax.value_and_grad(self.loss)(old, jax.random.fold_in(key, i), loaded, i)
-        updates, memory = self.optimizer.update(gradient, state.memory, old)
-        updates = jax.tree.map(lambda u: state.rate.astype(u.dtype) * u, updates)
-        new = optax.apply_updates(old, updates)
+        given, of_step = self.feed.at(loaded, i), jax.random.fold_in(key, i)
+
+        def loss(unconstrained: dict[str, Any]) -> jax.Array:
+            return self.objective.loss(self.estimator, unconstrained, of_step, given)
+
+        value, gradient, new, memory = update(loss, self.optimizer, old, state.memory, state.rate)
         # The optimizer's state counts, too: with an infinite second moment Adam would stand still for ever.
         sound = _finite(memory) | ~_finite(state.memory)  # some hold an infinity from the beginning
         failed = ~(jnp.isfinite(value) & _finite(gradient) & _finite(new) & sound)

@@ -16,7 +16,8 @@ import numpy as np
 from numpyro import handlers
 
 from legrad.model.arrays import split_arrays
-from legrad.model.problem import LogDensity
+from legrad.model.log_density import LogDensity
+from legrad.model.objective import Given
 from legrad.model.threads import one_at_a_time
 
 _BUFFER_BYTES = 32 << 20  # of minibatches that are on the device at a time
@@ -96,14 +97,6 @@ class Loaded(NamedTuple):
     first: Any = 0
     rows: Any = None
     batches: tuple[Any, ...] = ()
-
-
-class Given(NamedTuple):
-    """The arguments of model and guide at one step, and the indices of plates."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    plates: dict[str, Any]
 
 
 class Feed:

@@ -30,15 +30,14 @@ from numpyro.infer.elbo import ELBO
 
 from legrad._compat import jit
 from legrad.diagnostics.timing import interleaved_seconds
-from legrad.distributions.unwrap import strip
+from legrad.distributions.unwrap import unwrap
 from legrad.estimators.base import draws
 from legrad.estimators.disarm import DisARM
 from legrad.estimators.local_expectation import LocalExpectation
 from legrad.estimators.reparameterized import Reparameterized
-from legrad.fitting.data import Given
+from legrad.model.objective import Given, Objective, update
 from legrad.model.parameters import Parameters
 from legrad.model.problem import Noise, Problem
-from legrad.model.threads import one_at_a_time
 
 STEPS, LOOKS = 50, 8  # of the first candidate, in whose time the others run; how often the ELBO is looked at
 DRAWS = 16  # of the ELBO, and gradients at the end
@@ -65,7 +64,7 @@ def candidates(problem: Problem) -> list[ELBO]:
         found.append(LocalExpectation(num_pivots=2))  # each pivot is the other's baseline
     if continuous and all(f.fn.has_rsample for f in continuous):
         found.append(LocalExpectation(continuous="reparam") if discrete else Reparameterized())
-    if discrete and all(isinstance(strip(f.fn).bare, BernoulliLogits | BernoulliProbs) for f in discrete):
+    if discrete and all(isinstance(unwrap(f.fn).bare, BernoulliLogits | BernoulliProbs) for f in discrete):
         found.append(DisARM())
     return found
 
@@ -88,38 +87,26 @@ def choose(
         optimizer: the fit's.
         key: for the trial.
     """
-    problem = Problem(model, guide, parameters.initial | given.plates, given.args, given.kwargs)
-    found = candidates(problem)
+    objective = Objective(model, guide, parameters)
+    start = parameters.unconstrain(parameters.initial)
+    found = candidates(objective.problem(start, given))
     if len(found) == 1:
         return found[0]
 
     @jit
     def elbos(unconstrained: Any) -> jax.Array:
-        params = parameters.constrain(unconstrained) | given.plates
-        problem = Problem(model, guide, params, given.args, given.kwargs)
-
-        def one(key: jax.Array) -> jax.Array:
-            noise = Noise(*jax.random.split(key))
-            return problem.evaluate({}, noise, pivot=problem.draw(noise)).total()
-
-        return jax.lax.map(one, keys)
+        return jax.lax.map(lambda key: objective.elbo(unconstrained, key, given), keys)
 
     def run(estimator: ELBO, state: Any, key: jax.Array, steps: jax.Array) -> Any:
-        @one_at_a_time
-        def loss(unconstrained: Any, key: jax.Array) -> jax.Array:
-            params = parameters.constrain(unconstrained) | given.plates
-            return estimator.loss(key, params, model, guide, *given.args, **given.kwargs)
-
         def step(i: jax.Array, carry: Any) -> Any:
-            (x, memory), _ = carry
-            gradient = jax.grad(loss)(x, jax.random.fold_in(key, i))
-            updates, memory = optimizer.update(gradient, memory, x)
-            return (optax.apply_updates(x, updates), memory), gradient
+            (unconstrained, memory), _ = carry
+            of_step = jax.random.fold_in(key, i)
+            done = update(lambda u: objective.loss(estimator, u, of_step, given), optimizer, unconstrained, memory)
+            return (done.unconstrained, done.memory), done.gradient
 
         return jax.lax.fori_loop(0, steps, step, (state, state[0]))
 
     keys = jax.random.split(jax.random.fold_in(key, STEPS), DRAWS)
-    start = parameters.unconstrain(parameters.initial)
     state = start, optimizer.init(start)
     runs: dict[str, Run] = {}
     for i, estimator in enumerate(found):

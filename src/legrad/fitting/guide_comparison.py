@@ -81,9 +81,7 @@ class GuideComparison:
     def _problem(self, unconstrained: Any, loaded: Loaded, draw: Any) -> Problem:
         program = self.program
         step = loaded.first + draw % program.feed.capacity if program.feed.data is not None else 0
-        args, kwargs, plates = program.feed.at(loaded, step)
-        params = program.parameters.constrain(unconstrained) | plates
-        return Problem(program.model, program.guide, params, args, kwargs)
+        return program.objective.problem(unconstrained, program.feed.at(loaded, step))
 
     def _all_distances(
         self, a: Any, b: Any, key: jax.Array, loaded: Loaded

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +15,18 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import Predictive
 
+from legrad.diagnostics.diagnosis import Diagnosis, diagnose
+from legrad.diagnostics.psis import ElboEstimate, elbo_estimate, khat
+from legrad.diagnostics.to_arviz import to_arviz
 from legrad.estimators import LocalExpectation
 from legrad.fitting import file_format as container
+from legrad.fitting.plot import plot_fit
+from legrad.fitting.quadrature_error import quadrature_concern
 from legrad.fitting.stopping import Phase
 from legrad.model.parameters import require_same
 from legrad.model.problem import Noise, Problem
 from legrad.model.threads import one_at_a_time
 from legrad.singlesite.report import listening
-
-if TYPE_CHECKING:
-    from legrad.diagnostics.diagnosis import Diagnosis
-    from legrad.diagnostics.psis import ElboEstimate
 
 _KIND = "result"
 
@@ -127,21 +128,14 @@ class FitResult:
 
     def khat(self, key: jax.Array, num_samples: int = 16_000) -> float:
         """PSIS k-hat of the guide as a proposal for the posterior; above 0.7 it warns. Needs ArviZ."""
-        from legrad.diagnostics.psis import khat
-
         return khat(self.problem, key, num_samples)
 
     def elbo_estimate(self, key: jax.Array, n: int = 1000) -> ElboEstimate:
         """The ELBO with its standard error, and the importance-weighted bound, from `n` draws."""
-        from legrad.diagnostics.psis import elbo_estimate
-
         return elbo_estimate(self.problem, key, n)
 
     def diagnose(self, key: jax.Array, n: int = 16_000) -> Diagnosis:
         """All that is known against this fit: convergence, other modes, quadrature, k-hat, and reweighted moments."""
-        from legrad.diagnostics.diagnosis import diagnose
-        from legrad.diagnostics.quadrature_error import quadrature_concern
-
         found = diagnose(self.problem, key, n)
         against = [] if self.converged else [f"the fit has not converged: {self.status}"]
         if self.elsewhere:
@@ -159,15 +153,11 @@ class FitResult:
 
     def to_arviz(self, key: jax.Array, num_samples: int = 1000, **names: Any) -> Any:
         """Posterior, predictive and log-likelihood for ArviZ; `coords` and `dims` as there."""
-        from legrad.diagnostics.to_arviz import to_arviz
-
         whole = self.on(*self.problem.args, **self.problem.kwargs)  # all members of plates, not the last minibatch's
         return to_arviz(whole.problem, key, num_samples, **names)
 
     def plot(self, path: Any = None) -> Any:
         """The fit on one page; written to `path` if one is given. Needs matplotlib."""
-        from legrad.diagnostics.plots import plot_fit
-
         return plot_fit(self, path)
 
     def save(self, path: Any) -> None:

@@ -27,7 +27,7 @@ from numpyro.distributions.transforms import IdentityTransform, Transform
 from numpyro.infer import init_to_sample
 
 from legrad.distributions.offset_categorical import OffsetCategorical
-from legrad.distributions.unwrap import strip
+from legrad.distributions.unwrap import unwrap
 from legrad.model.threads import one_at_a_time
 
 _UNCOVERED = 1e-6  # prior mass that the window of a count may leave out
@@ -317,7 +317,7 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> _Latent:
     support = fn.support
     while isinstance(support, constraints.independent):
         support = support.base_constraint
-    base, mask = strip(fn)
+    base, mask = unwrap(fn)
     prior = base if isinstance(support, constraints.integer_greater_than) else None
     latent = _Latent(name, type(base).__name__, tuple(shape), fn.event_dim, plates, value, support, mask, prior)
     if len(plates) < len(site["cond_indep_stack"]) and site["scale"] not in (None, 1, 1.0):

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
-from legrad.model.problem import LogDensity
+from legrad.model.log_density import LogDensity
 from legrad.model.threads import one_at_a_time
 
 Params = dict[str, Any]

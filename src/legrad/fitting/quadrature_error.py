@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from legrad import _compat
 from legrad.estimators import LocalExpectation
 from legrad.estimators.quadrature_accuracy import Error, concern, errors, quadrature_sites, worst
-from legrad.fitting.result import FitResult
+from legrad.model.objective import Given, Objective
 from legrad.model.parameters import Parameters
 from legrad.model.problem import Problem
+
+if TYPE_CHECKING:
+    from legrad.fitting.result import FitResult
 
 
 def quadrature_error(result: FitResult, key: jax.Array | None = None, draws: int = 16) -> dict[str, Any]:
@@ -47,14 +50,14 @@ def quadrature_concern(result: FitResult, key: jax.Array, draws: int = 16) -> st
 
 
 def _found(result: FitResult, key: jax.Array, draws: int) -> dict[str, Error]:
-    estimator, given = result.estimator, result.problem
-    parameters = Parameters(given.model, given.guide, given.args, given.kwargs, key, result.params)
-    more = {name: value for name, value in given.params.items() if name not in parameters.initial}  # rows of plates
-    at = parameters.unconstrain(parameters.initial)
+    estimator, at_end = result.estimator, result.problem
+    parameters = Parameters(at_end.model, at_end.guide, at_end.args, at_end.kwargs, key, result.params)
+    rows = {name: value for name, value in at_end.params.items() if name not in parameters.initial}  # of plates
+    objective, at = Objective(at_end.model, at_end.guide, parameters), parameters.unconstrain(parameters.initial)
+    given = Given(at_end.args, dict(at_end.kwargs), rows)
 
     def problem(unconstrained: Any, draw: Any) -> Problem:
-        params = parameters.constrain(unconstrained) | more
-        return Problem(given.model, given.guide, params, given.args, given.kwargs)
+        return objective.problem(unconstrained, given)
 
     if not quadrature_sites(estimator, problem, at, key):
         return {name: Error(0.0, 0.0) for name in at}

@@ -10,6 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from legrad.fitting.result import FitResult
 
+
 _BLUE, _RED, _GREEN, _GREY, _INK = "#2471a3", "#c0392b", "#1e8449", "#7f8c8d", "#2c3e50"
 
 
