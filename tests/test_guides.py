@@ -35,6 +35,7 @@ from guide_models import (
 )
 from legrad.distributions.offset_categorical import OffsetCategorical
 from legrad.guides.mean_field import MeanField
+from legrad.model.log_density import log_density
 
 
 @cache
@@ -345,11 +346,8 @@ def test_errors_name_the_site_and_the_remedy(model, options, message):
 
 
 def test_log_density_and_early_window_are_refused():
-    class LogDensity:
-        pass
-
     with pytest.raises(ValueError, match="by hand"):
-        MeanField(LogDensity())
+        MeanField(log_density(lambda latents: 0.0))
     with pytest.raises(RuntimeError, match="first call"):
         MeanField(poisson).window("z")
     guide = guide_of(normal)

@@ -15,6 +15,7 @@ from numpyro import handlers
 from legrad import _compat
 from legrad.diagnostics.replay import Trace, Whole, full_shape, latent_sites, observed_sites, replay
 from legrad.estimators.base import require_positive
+from legrad.guides.protocol import WholePlates
 from legrad.model.log_density import LogDensity
 from legrad.model.problem import Problem
 
@@ -121,7 +122,7 @@ def _datum(site: Any) -> np.ndarray:
 
 def _posterior(problem: Problem, keys: jax.Array) -> tuple[Groups, Trace]:
     """The guide's latents outside of plates that subsample, and a trace of the guide."""
-    guide = getattr(problem.guide, "whole", problem.guide)
+    guide = problem.guide.whole if isinstance(problem.guide, WholePlates) else problem.guide
     run = partial(replay, guide, problem.args, problem.kwargs)
     trace = run(keys[0], problem.params)
     kept = [name for name, site in latent_sites(trace).items() if not _subsampled(site, trace)]

@@ -40,8 +40,9 @@ def unexpanded(fn: Distribution) -> Distribution:
 
 def _peel(fn: Any, kinds: tuple[type, ...]) -> tuple[Distribution, list[Distribution]]:
     """Remove wrappers of some kinds from the outside in; returns what is inside, and the wrappers."""
-    wrappers = []
-    while isinstance(fn, kinds):
-        wrappers.append(fn)
-        fn = fn.base_dist
-    return fn, wrappers
+    wrappers: list[Any] = []
+    inside: Any = fn
+    while isinstance(inside, kinds):
+        wrappers.append(inside)
+        inside = inside.base_dist  # type: ignore[attr-defined]
+    return inside, wrappers

@@ -49,7 +49,8 @@ class Bench:
 
             def run(at: Any, key: jax.Array, draws: Any, arrays: Any) -> Any:
                 with compiled_for(arrays, self.arrays):
-                    given = Given(*self.rebuild(arrays), {})
+                    args, kwargs = self.rebuild(arrays)
+                    given = Given(args, kwargs, {})
                     return moments(lambda k: gradient_at(self.objective, estimator, at, k, given), key, draws)
 
             self._compiled[id(estimator)] = estimator, partial(jax.jit(run), arrays=self.arrays)

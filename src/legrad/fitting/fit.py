@@ -25,6 +25,7 @@ from legrad.fitting.host_loop import HostLoop
 from legrad.fitting.result import FitResult
 from legrad.fitting.starts import scattered
 from legrad.fitting.stopping import AutoStop, Stopping
+from legrad.guides.protocol import OtherStarts
 from legrad.model.parameters import Parameters
 from legrad.model.problem import Problem
 
@@ -113,7 +114,9 @@ def fit(
         starts = [parameters.unconstrain(parameters.initial)]
         for start_key in keys[1:]:
             of_other, of_place, of_move = jax.random.split(start_key, 3)
-            place = guide.elsewhere(of_place, first.args, first.kwargs) if hasattr(guide, "elsewhere") else {}
+            place: dict[str, Any] = (
+                guide.elsewhere(of_place, first.args, first.kwargs) if isinstance(guide, OtherStarts) else {}
+            )
             given = place | dict(init_params or {})
             other = Parameters(model, guide, first.args, first.kwargs, of_other, given)
             starts.append(scattered(starts[0], other.unconstrain(other.initial), of_move))

@@ -23,6 +23,7 @@ from legrad.fitting import file_format as container
 from legrad.fitting.plot import plot_fit
 from legrad.fitting.quadrature_error import quadrature_concern
 from legrad.fitting.stopping import Phase
+from legrad.guides.protocol import WholePlates
 from legrad.model.parameters import require_same
 from legrad.model.problem import Noise, Problem
 from legrad.model.threads import one_at_a_time
@@ -112,7 +113,7 @@ class FitResult:
     def sample(self, key: jax.Array, num_samples: int = 1000) -> dict[str, jax.Array]:
         """Draws from the fitted guide: for each latent an array with a leading axis of draws."""
         problem = self.problem
-        guide = getattr(problem.guide, "whole", problem.guide)
+        guide = problem.guide.whole if isinstance(problem.guide, WholePlates) else problem.guide
         params = jax.tree.map(jnp.asarray, self.params)  # a guide may look them up with a traced index
         draw = Predictive(guide, params=params, num_samples=num_samples, parallel=True)
         values = draw(key, *problem.args, **problem.kwargs)

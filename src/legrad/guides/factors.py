@@ -1,0 +1,141 @@
+"""The factors of a mean field: a Bernoulli, a categorical, or a Normal through the bijection to the support."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import IdentityTransform, Transform
+
+from legrad.distributions.offset_categorical import OffsetCategorical
+from legrad.guides.latents import Latent
+from legrad.guides.windows import window_of
+
+_INIT_PROBABILITY = 0.9  # of a discrete value named in `init`
+
+
+@dataclass(frozen=True)
+class DiscreteFactor:
+    """The factor of a discrete site, over the integers low, ..., high - 1."""
+
+    latent: Latent
+    low: int
+    high: int
+    logits: jax.Array
+
+    parameters = ("logits",)
+
+    def distribution(self, logits: jax.Array) -> Any:
+        """Return the factors' distribution at some logits."""
+        if self.latent.support == constraints.boolean:
+            return dist.Bernoulli(logits=logits)
+        if self.low == 0 and isinstance(self.latent.support, constraints.integer_interval):
+            return dist.Categorical(logits=logits)
+        return OffsetCategorical(logits, self.low)
+
+    def sample(self, prefix: str) -> jax.Array:
+        """Sample the site; `prefix` comes before the names of its parameters."""
+        name, event_dim = self.latent.name, self.latent.event_dim
+        axes = self.logits.ndim - len(self.latent.shape)
+        logits = numpyro.param(f"{prefix}{name}_logits", self.logits, event_dim=event_dim + axes)
+        return numpyro.sample(name, self.latent.wrap(self.distribution(logits)))
+
+
+@dataclass(frozen=True)
+class ContinuousFactor:
+    """The factor of a continuous site: a Normal through the bijection to the support."""
+
+    latent: Latent
+    transform: Transform
+    loc: jax.Array
+    log_scale: jax.Array
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What the names of its own parameters and sites end in."""
+        return ("loc", "log_scale", "base") if self.latent.support.event_dim else ("loc", "log_scale")
+
+    def sample(self, prefix: str) -> jax.Array:
+        """Sample the site; `prefix` comes before the names of its parameters."""
+        latent, transform = self.latent, self.transform
+        name, base = latent.name, f"{prefix}{latent.name}"
+        block_in, block_out = transform.domain.event_dim, latent.support.event_dim
+        event_dim = latent.event_dim - block_out + block_in
+        loc = numpyro.param(f"{base}_loc", self.loc, event_dim=event_dim)
+        log_scale = numpyro.param(f"{base}_log_scale", self.log_scale, event_dim=event_dim)
+        normal = dist.Normal(loc, jnp.exp(log_scale))
+        if isinstance(transform, IdentityTransform):
+            return numpyro.sample(name, latent.wrap(normal))
+        if block_out == 0:
+            return numpyro.sample(name, latent.wrap(dist.TransformedDistribution(normal, transform)))
+        # The bijection mixes elements: a Normal site without it, and its image as a Delta.
+        x = numpyro.sample(f"{base}_base", latent.wrap(normal.to_event(block_in)), infer={"is_auxiliary": True})
+        z = transform(x)
+        log_density = -transform.log_abs_det_jacobian(x, z)
+        return numpyro.sample(name, latent.wrap(dist.Delta(z, log_density, event_dim=block_out)))
+
+
+def discrete_factor(
+    draws: Sequence[Latent], init: ArrayLike | None, window: tuple[int, int] | None
+) -> DiscreteFactor:
+    """Make the factor of a discrete site, uniform or at the user's initial values."""
+    site = draws[0]
+    low, high = window_of(draws, window)
+    K = high - low
+    logits = jnp.zeros((*site.shape, K))
+    if init is not None and np.shape(init) == logits.shape:
+        if not np.all(np.asarray(init) > 0) or not np.allclose(np.sum(init, axis=-1), 1.0, atol=1e-4):
+            raise site.error(f"has probabilities in init['{site.name}'] that are not positive or do not sum to 1")
+        logits = jnp.log(jnp.asarray(init, logits.dtype))
+    elif init is not None:
+        value = site.full(init)
+        if not np.all((value >= low) & (value < high) & (value == jnp.round(value))):
+            raise site.error(f"takes the integers {low} to {high - 1}, but init['{site.name}'] has other values")
+        likely = jax.nn.one_hot(value.astype(int) - low, K, dtype=logits.dtype)
+        logits = likely * math.log(max(K - 1, 1) * _INIT_PROBABILITY / (1 - _INIT_PROBABILITY))
+    if site.support == constraints.boolean:
+        logits = logits[..., 1] - logits[..., 0]
+    return DiscreteFactor(site.static(), low, high, logits)
+
+
+def all_members(site: Latent, transform: Transform, loc: jax.Array) -> jax.Array:
+    """Locations of all members of plates, repeated from those of a subsample."""
+    for plate in site.plates:
+        axis = plate.dim - (site.event_dim - site.support.event_dim + transform.domain.event_dim)
+        loc = jnp.take(loc, np.arange(plate.size) % plate.subsample_size, axis)
+    return loc
+
+
+def continuous_factor(draws: Sequence[Latent], init: ArrayLike | None, scale: float) -> ContinuousFactor:
+    """Make the factor of a continuous site, at the prior's median or at the user's initial value."""
+    site = draws[0]
+    try:
+        # Constants of the transform as NumPy arrays: they are no parameters.
+        transform = jax.tree.map(np.asarray, dist.biject_to(site.support))
+    except NotImplementedError:
+        raise site.error(
+            f"has support {site.support}, to which no bijection is known: write the guide by hand"
+        ) from None
+    if init is None:
+        site.concrete("prior", site.value)
+        values = jnp.stack([draw.value for draw in draws])
+        loc = jax.jit(lambda values: jnp.median(transform.inv(values), axis=0))(values)
+        loc = all_members(site, transform, loc)
+    else:
+        value = site.full(init).astype(site.value.dtype)
+        if not np.all(site.support(value)):
+            raise site.error(f"has support {site.support}, but init['{site.name}'] has values outside of it")
+        loc = transform.inv(value)
+    if not np.all(np.isfinite(loc)):
+        raise site.error(f"starts at the edge of its support: pass an interior point, init={{'{site.name}': ...}}")
+    loc = loc.astype(jnp.result_type(float))
+    return ContinuousFactor(site.static(), transform, loc, jnp.full(loc.shape, math.log(scale), loc.dtype))

@@ -1,0 +1,147 @@
+"""The latent sites of a model, found by drawing from its prior: shape at full plate size, support, mask, value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax.typing import ArrayLike
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.infer import init_to_sample
+
+from legrad.distributions.unwrap import unwrap
+
+_PRIOR_DRAWS = 32
+
+
+class Plate(NamedTuple):
+    """A plate around a latent site."""
+
+    name: str
+    dim: int
+    size: int
+    subsample_size: int
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["value", "support", "mask", "prior"],
+    meta_fields=["name", "family", "shape", "event_dim", "plates"],
+)
+@dataclass(frozen=True)
+class Latent:
+    """A latent site in a draw from the prior."""
+
+    name: str
+    family: str
+    shape: tuple[int, ...]  # of a value, with all plates at full size
+    event_dim: int
+    plates: tuple[Plate, ...]
+    value: Any
+    support: Any  # of one factor: to_event removed
+    mask: Any  # None, or broadcastable to the shape of the factors
+    prior: Any  # of a count, else None: the distribution without expand, to_event, mask
+
+    def static(self) -> Latent:
+        """Return what holds for all draws."""
+        return replace(self, value=None, prior=None)
+
+    def error(self, problem: str) -> ValueError:
+        """Make an error that names the site."""
+        return ValueError(f"MeanField: latent site '{self.name}' ({self.family}) {problem}")
+
+    def concrete(self, what: str, *arrays: Any) -> None:
+        """Raise where something that must be known at the first call is traced."""
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
+            raise RuntimeError(
+                f"MeanField: the {what} of latent site '{self.name}' depends on traced arguments, and the "
+                "guide's first call is inside jit. Call the guide once outside of it, "
+                "`numpyro.handlers.seed(guide, 0)(*args)`, or use `legrad.fit`."
+            )
+
+    def full(self, value: ArrayLike) -> jax.Array:
+        """The user's initial value, broadcast to the site."""
+        try:
+            return jnp.broadcast_to(jnp.asarray(value), self.shape)
+        except ValueError:
+            raise self.error(
+                f"has shape {self.shape} (plates at full size), "
+                f"to which init['{self.name}'] of shape {np.shape(value)} does not broadcast"
+            ) from None
+
+    def wrap(self, factors: Any) -> Any:
+        """Give the distribution of independent factors the mask and the event axes of the site."""
+        if self.mask is not None:
+            factors = factors.mask(self.mask)
+        return factors.to_event(self.event_dim - self.support.event_dim)
+
+
+def prior_draws(
+    model: Callable[..., Any], args: tuple, kwargs: dict, compiled: bool
+) -> tuple[list[tuple[Latent, ...]], Collection[str]]:
+    """Draws of all latent sites from the prior, and the names that the model uses."""
+
+    def draw(key: jax.Array) -> tuple[tuple[Latent, ...], dict[str, tuple]]:
+        # The strategy samples with the key that the seed gives, and can draw for an improper prior too.
+        seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_to_sample)
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        latent = [s for s in trace.values() if s["type"] == "sample" and not s["is_observed"]]
+        return tuple(_latent(site, trace) for site in latent), dict.fromkeys(trace, ())
+
+    # With traced arguments a compiled draw would be traced as a whole; op by op, only what they reach is.
+    run = jax.jit(draw) if compiled else draw
+    draws, names = zip(*(run(key) for key in jax.random.split(jax.random.key(0), _PRIOR_DRAWS)), strict=True)
+    if len({tuple(site.name for site in draw) for draw in draws}) > 1:
+        raise ValueError(
+            "MeanField: the model has other latent sites in each draw of its prior: write the guide by hand."
+        )
+    return list(draws), names[0]
+
+
+def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> Latent:
+    name, fn, value = site["name"], site["fn"], jnp.asarray(site["value"])
+    # Plates inside a `scan` are not in the trace: their axes are ordinary ones, unless they subsample.
+    plates = tuple(
+        Plate(f.name, f.dim, trace[f.name]["args"][0], f.size) for f in site["cond_indep_stack"] if f.name in trace
+    )
+    shape = list(value.shape)
+    for plate in plates:
+        shape[plate.dim - fn.event_dim] = plate.size
+    support = fn.support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    base, mask = unwrap(fn)
+    prior = base if isinstance(support, constraints.integer_greater_than) else None
+    latent = Latent(name, type(base).__name__, tuple(shape), fn.event_dim, plates, value, support, mask, prior)
+    if len(plates) < len(site["cond_indep_stack"]) and site["scale"] not in (None, 1, 1.0):
+        raise latent.error("is scaled in a plate inside scan, which cannot be subsampled: use the full plate")
+    if isinstance(base, dist.Delta):
+        raise latent.error("is not random: use numpyro.deterministic in the model")
+    if latent.shape != value.shape:
+        if any(np.size(bound) > 1 for bound in jax.tree.leaves(support)):
+            raise latent.error("has a support that varies inside a subsampled plate: rescale it in the model")
+        if mask is not None and mask.ndim:
+            raise latent.error("is masked inside a subsampled plate: write the guide by hand")
+    return latent
+
+
+def check_static(draws: Sequence[Latent]) -> None:
+    """Refuse a site whose shape, support or mask is not the same in all draws."""
+    site = draws[0]
+    site.concrete("support or mask", site.support, site.mask)
+    if len({jax.tree.structure(other) for other in draws}) > 1:
+        raise site.error("changes its shape or distribution with other latents: write the guide by hand")
+    for what, leaves in (
+        ("support", [jax.tree.leaves(other.support) for other in draws]),
+        ("mask", [jax.tree.leaves(other.mask) for other in draws]),
+    ):
+        if not all(map(np.array_equal, leaves[0] * (len(leaves) - 1), chain(*leaves[1:]))):
+            raise site.error(f"has a {what} that depends on other latents: write the guide by hand")
