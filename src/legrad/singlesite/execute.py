@@ -15,7 +15,7 @@ import numpy as np
 from legrad.singlesite.accuracy import far_off
 from legrad.singlesite.labelled import E, K
 from legrad.singlesite.plan import Plan, make_plan, work_of
-from legrad.singlesite.propagate import follow
+from legrad.singlesite.propagate import propagate
 from legrad.singlesite.recompute import recompute
 from legrad.singlesite.report import is_listening, tell
 from legrad.singlesite.rewrites import rewrite
@@ -153,7 +153,7 @@ def run(
 ) -> tuple[Found, jax.Array | None]:
     """The differences of the touched outputs by a plan, at once or in blocks; and where they have lost digits."""
     if not plan.blocked:
-        return follow(program, number, values, plan.site(), choices)
+        return propagate(program, number, values, plan.site(), choices)
     axes = [K, *(E(j) for j in range(choices.ndim - 1))]
     full = (len(choices), *plan.site_shape)
     sizes = [plan.sizes[axis] for axis in axes]
@@ -165,7 +165,7 @@ def run(
         first = list(grid[i])
         starts = {axis: start for axis, start in zip(axes, first, strict=True) if axis in plan.blocked}
         part = jax.lax.dynamic_slice(choices, first, plan.block)  # from 0 where the candidates are those of all
-        found = follow(program, number, values, plan.site(starts), part)
+        found = propagate(program, number, values, plan.site(starts), part)
         return jax.tree.map(lambda t, d: jax.lax.dynamic_update_slice(t, d, first), totals, found)
 
     totals = {o: jnp.zeros(full, jnp.sum(values[o]).dtype) for o in program.touched(number)}

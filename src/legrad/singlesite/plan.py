@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from legrad.singlesite.change import Site
 from legrad.singlesite.labelled import Axis, E, K, Order
-from legrad.singlesite.propagate import Visit, depth, follow
+from legrad.singlesite.propagate import Visit, depth, propagate
 from legrad.singlesite.rules.elementwise import RULES as ELEMENTWISE
+from legrad.singlesite.site import Site
 from legrad.trace.program import Op, Program
 
 LITTLE = 1 << 14  # numbers
@@ -145,7 +145,7 @@ def _dry_run(program: Program, number: int, values: dict[int, Any], plan: Plan) 
 
     def trace(candidates: Any, starts: Any) -> Any:
         site = plan.site(dict(zip(plan.blocked, starts, strict=True)))
-        return follow(program, number, values, site, candidates, met.append)
+        return propagate(program, number, values, site, candidates, met.append)
 
     _, lost = jax.eval_shape(trace, jax.ShapeDtypeStruct(plan.block, program.dtypes[number]), starts)
     plan.watched = lost is not None

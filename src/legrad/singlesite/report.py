@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from legrad.singlesite.change import Change, Lazy, Site
+from legrad.singlesite.change import Change, Lazy
 from legrad.singlesite.labelled import K
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.plan import Plan
 from legrad.singlesite.propagate import Visit
+from legrad.singlesite.site import Site
 from legrad.trace.program import Program
 
 

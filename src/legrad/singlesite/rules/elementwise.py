@@ -74,7 +74,7 @@ def _flag_undecided(step: Step, distance: Callable[..., Any]) -> None:
         exact = whole & (most < 1 / rounding(dtype))
         return ~exact & undecided(dtype, distance(*new), most)
 
-    site.flag(layout, site.order.combine(test, *arrays, *parts), step.shape)
+    site.digits.flag(layout, site.order.combine(test, *arrays, *parts), step.shape)
 
 
 def _negated(pieces: Sequence[Piece]) -> list[Piece]:

@@ -11,17 +11,18 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.change import Change, Lazy, New, Piece, Site
+from legrad.singlesite.change import Change, Lazy, New, Piece
 from legrad.singlesite.labelled import Axis, Labelled, M, V, arrange, spread
-from legrad.singlesite.layout import ENTRIES, Layout, from_keys, keys, rows
+from legrad.singlesite.layout import ENTRIES, Entries, Layout, Rows, from_keys, keys, rows
 from legrad.singlesite.rules.fallback import fallback
 from legrad.singlesite.rules.operand import Operand, Rule, Step
+from legrad.singlesite.site import Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,57 +112,98 @@ def _apply(array: Labelled, how: Move, shape: tuple[int, ...], names: dict[Axis,
 def _listed(
     site: Site, layout: Layout, arrays: list[Labelled], how: Move, shape: tuple[int, ...], out: tuple[int, ...]
 ) -> tuple[Layout, list[Labelled], Labelled | None]:
-    """Follow the touched positions one by one: the result's layout is a list of entries."""
+    """Follow the touched positions one by one: the result's layout is a list of entries.
+
+    1. `_touched` lists the operand's touched positions, each with its row in the table of the layout.
+    2. `_readers` finds the positions of the result that read each of them: a reading is a pair of the two.
+    3. `_sorted_entries` turns the elements and result positions of all readings into entries.
+    4. `_read_rows` reads each array in the order of the entries.
+    """
     tight = _tight(layout, how, shape)
-    covered = {w for w in (layout.where[a] for a in tight) if isinstance(w, int)}
-    covered |= set() if layout.entries is None else set(layout.entries.elements)
+    covered = sorted({w for w in (layout.where[a] for a in tight) if isinstance(w, int)}.union(layout.covered()))
     # An axis left alone that follows a covered axis of the latent is listed too.
     follow = [a for a in how.passed if layout.where[a] in covered or layout.where[a] == ENTRIES]
-    axes = sorted(covered)
-    table = rows(layout, site.shape, axes)
-    count = len(table.elements[axes[0]])
-    # The positions over all worked axes; those along free ones are listed in full.
+    touched = _touched(rows(layout, site.shape, covered), how, tight, shape)
+    which, target = _readers(touched, how, shape)
+    row = touched.row[which]
+    made = dict(zip(how.made, np.unravel_index(target, [out[b] for b in how.made]), strict=True)) if how.made else {}
+    positions = made | {how.passed[a]: touched.table.positions[a][row] for a in follow}
+    elements = {j: e[row] for j, e in touched.table.elements.items()}
+    entries, order = _sorted_entries(Rows(None, elements, positions), site, out)
+    where: list[Any] = [ENTRIES if b in positions else None for b in range(len(out))]
+    alone = {a: b for a, b in how.passed.items() if a not in follow}
+    for a, b in alone.items():
+        where[b] = layout.where[a]
+    names = {V(a): V(b) for a, b in alone.items()}
+    read = [_read_rows(site, array, touched, layout, which[order], entries.runs) for array in arrays]
+    return Layout(tuple(where), entries), [array.rename(names) for array in read], None
+
+
+class _Touched(NamedTuple):
+    """The touched positions of an operand, one by one.
+
+    Attributes:
+        table: the places of the operand's layout.
+        row: the row of the table that each position belongs to.
+        at: the index of each position along every worked axis.
+        free: the worked axes that are touched everywhere.
+    """
+
+    table: Rows
+    row: np.ndarray
+    at: dict[int, np.ndarray]
+    free: list[int]
+
+
+def _touched(table: Rows, how: Move, tight: Sequence[int], shape: tuple[int, ...]) -> _Touched:
+    """List the touched positions over all worked axes; those along free axes in full."""
+    count = len(next(iter(table.elements.values())))
     free = [a for a in how.worked if a not in tight]
-    grid = np.indices([count, *(shape[a] for a in free)], dtype=np.int32).reshape(1 + len(free), -1)
-    row, at = grid[0], {a: grid[1 + i] for i, a in enumerate(free)}
-    at |= {a: table.positions[a][row] for a in tight}
+    row, *index = np.indices([count, *(shape[a] for a in free)], dtype=np.int32).reshape(1 + len(free), -1)
+    at = dict(zip(free, index, strict=True)) | {a: table.positions[a][row] for a in tight}
+    return _Touched(table, row, at, free)
+
+
+def _readers(touched: _Touched, how: Move, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Join every touched position with every position of the result that reads its number.
+
+    Returns, for each reading, which touched position is read, and the flat position of the result along `how.made`.
+    """
     sizes = [shape[a] for a in how.worked]
-    flat = np.ravel_multi_index([at[a] for a in how.worked], sizes)
+    flat = np.ravel_multi_index([touched.at[a] for a in how.worked], sizes)
     source = np.asarray(how.apply(np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(sizes), -1)).reshape(-1)
-    # Join: every row with every position of the result that reads its number.
     order = np.argsort(source, kind="stable")
     first = np.searchsorted(source[order], flat, "left")
-    number = np.searchsorted(source[order], flat, "right") - first
-    which = np.repeat(np.arange(len(flat)), number)
-    step_in = np.arange(len(which)) - np.repeat(np.cumsum(number) - number, number)
-    target = order[np.repeat(first, number) + step_in]
-    made = dict(zip(how.made, np.unravel_index(target, [out[b] for b in how.made]), strict=True)) if how.made else {}
-    positions = {b: p for b, p in made.items()} | {how.passed[a]: table.positions[a][row[which]] for a in follow}
-    listed = sorted(positions)
-    elements = {j: e[row[which]] for j, e in table.elements.items()}
-    moved = type(table)(None, elements, positions)
-    key = keys(moved, axes, listed, site.shape, out)
-    sort = np.argsort(key, kind="stable")
-    entries, order = from_keys(key[sort], axes, listed, site.shape, out)
-    where: list[Any] = [ENTRIES if b in positions else None for b in range(len(out))]
-    for a, b in how.passed.items():
-        if a not in follow:
-            where[b] = layout.where[a]
-    chosen = which[sort][order]
-    names = {V(a): V(b) for a, b in how.passed.items() if a not in follow}
-    results = []
-    for array in arrays:
-        listing = [a for a in free if V(a) in array.axes]
-        if not listing:
-            results.append(site.rows_of(array, table, layout, axes, row[chosen], entries.runs).rename(names))
-            continue
-        every = site.rows_of(array, table, layout, axes, np.arange(count))
-        index: dict[Axis, np.ndarray] = {M: row[chosen]} if M in every.axes else {}
-        index |= {V(a): at[a][chosen] for a in listing}
-        left = tuple(axis for axis in every.axes if axis not in index)
-        picked = arrange(every, [*index, *left]).at[tuple(index.values())].get(mode="promise_in_bounds")
-        results.append(Labelled(picked, (M, *left)).rename(names))
-    return Layout(tuple(where), entries), results, None
+    count = np.searchsorted(source[order], flat, "right") - first
+    which = np.repeat(np.arange(len(flat)), count)
+    step_in = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+    return which, order[np.repeat(first, count) + step_in]
+
+
+def _sorted_entries(readings: Rows, site: Site, out: tuple[int, ...]) -> tuple[Entries, np.ndarray]:
+    """Return the entries that readings make up, and the readings in the order of the entries."""
+    elements, positions = sorted(readings.elements), sorted(readings.positions)
+    key = keys(readings, elements, positions, site.shape, out)
+    by_key = np.argsort(key, kind="stable")
+    entries, order = from_keys(key[by_key], elements, positions, site.shape, out)
+    return entries, by_key[order]
+
+
+def _read_rows(
+    site: Site, array: Labelled, touched: _Touched, layout: Layout, chosen: np.ndarray, runs: tuple[int, ...]
+) -> Labelled:
+    """Read an array at the chosen touched positions, in order, along one axis of entries."""
+    table, row = touched.table, touched.row[chosen]
+    covered = sorted(table.elements)
+    varying = [a for a in touched.free if V(a) in array.axes]
+    if not varying:
+        return site.rows_of(array, table, layout, covered, row, runs)
+    every = site.rows_of(array, table, layout, covered, np.arange(len(table.elements[covered[0]])))
+    index: dict[Axis, np.ndarray] = {M: row} if M in every.axes else {}
+    index |= {V(a): touched.at[a][chosen] for a in varying}
+    left = tuple(axis for axis in every.axes if axis not in index)
+    picked = arrange(every, [*index, *left]).at[tuple(index.values())].get(mode="promise_in_bounds")
+    return Labelled(picked, (M, *left))
 
 
 def merge(step: Step, changes: Sequence[Change], regions: Sequence[np.ndarray], base: Any) -> Change:

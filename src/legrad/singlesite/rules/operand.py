@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad.singlesite.accuracy import DIFFERENCES, Need
-from legrad.singlesite.change import Change, Lazy, New, Piece, Site, holds_differences
+from legrad.singlesite.change import Change, Lazy, New, Piece, holds_differences
 from legrad.singlesite.labelled import Labelled
 from legrad.singlesite.layout import Layout
+from legrad.singlesite.site import Site
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.change import Change, New, Piece, Site
+from legrad.singlesite.change import Change, New, Piece
 from legrad.singlesite.labelled import Axis, E, Labelled, M, V
 from legrad.singlesite.layout import ENTRIES, Entries, Layout
 from legrad.singlesite.rules.fallback import fallback
 from legrad.singlesite.rules.operand import Operand, Rule, Step
+from legrad.singlesite.site import Site
 
 _SPARSE = 0.3  # a matrix with a smaller share of nonzeros is read by its entries
 

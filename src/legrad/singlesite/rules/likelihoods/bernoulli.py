@@ -45,7 +45,7 @@ def bernoulli(step: Step) -> list[Change | None]:
         return nonlinear(step)
     (piece,) = change.pieces
     if not change.known:
-        step.site.watch(change, logits.base)
+        step.site.digits.watch(change, logits.base)
     if piece.layout.entries is not None:
         return [_at_entries(step, piece)]
     over = [V(a) for a in piece.layout.free() if a in step.summed and piece.has(V(a))]

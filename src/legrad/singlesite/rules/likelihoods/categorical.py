@@ -60,7 +60,7 @@ def _factors(step: Step, layout: Layout) -> list[Labelled]:
     """The change of the logits as a product."""
     site, logits = step.site, step.operands[0]
     assert isinstance(logits.change, Lazy)
-    site.watch(logits.change, logits.base)
+    site.digits.watch(logits.change, logits.base)
     pieces = logits.change.pieces
     if len(pieces) == 1 and pieces[0].layout.same_as(layout):
         return [_side_by_side(factor) for factor in pieces[0].factors]
