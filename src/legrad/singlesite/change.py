@@ -19,6 +19,8 @@ from legrad.singlesite.accuracy import ABSOLUTE, Need
 from legrad.singlesite.labelled import Axis, Labelled
 from legrad.singlesite.layout import Layout
 
+MOST_PIECES = 8  # a change with more pieces is better evaluated as New
+
 
 @dataclass(frozen=True, eq=False)
 class Piece:

@@ -1,8 +1,8 @@
 """The keeping of digits: where a value formed as base + difference has too few of them for what it is used for.
 
-A value that is known as such stays one: until a sum over few touched positions makes it a difference for good, a Lazy
-change can also be had as New, computed as the program computes it. After such a sum the value is base + difference.
-Where that has too few digits, the element and candidate are flagged, or marked with a NaN that shows in the result.
+A Lazy change can also be had as New, computed as the program computes the value, until a sum over few touched
+positions leaves nothing but base + difference. If this sum has too few digits, the element and candidate are flagged,
+or marked with a NaN that shows in the result.
 """
 
 from __future__ import annotations

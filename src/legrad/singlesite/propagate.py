@@ -56,7 +56,7 @@ def propagate(
     """Return the difference of every touched output, summed, for every candidate and element of a block.
 
     The second result says for which candidates and elements digits were lost, so that their differences must be
-    computed in another way. It is None if no digits can be lost.
+    computed in another way; it is None if no digits can be lost.
 
     Args:
         program: the traced function.
