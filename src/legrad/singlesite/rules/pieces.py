@@ -35,8 +35,8 @@ def meet(
 ) -> tuple[tuple[Labelled, ...], tuple[Labelled, ...], dict[int, Any]] | None:
     """Restrict two pieces, along each pair of axes that meet, to the places that both touch.
 
-    Returns the factors of both pieces, and what is touched along each pair, by the first piece's axis. Returns None if
-    a piece has entries, or if the pieces are at different indices of the element.
+    Returns the factors of both pieces, and what is touched along each pair, by the first piece's axis. Returns None
+    if a piece has entries, or if the pieces are at different indices of the element.
     """
     if p.layout.entries is not None or q.layout.entries is not None:
         return None
