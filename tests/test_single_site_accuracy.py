@@ -14,7 +14,7 @@ import pytest
 
 import hard_programs as hard
 import legrad
-from legrad.singlesite import change
+from legrad.singlesite import digits
 from legrad.singlesite.plan import Plan
 from legrad.singlesite.rules.operand import Step
 
@@ -87,9 +87,9 @@ def test_values(name):
 @pytest.mark.parametrize("name", ["mixture", "rate"])
 def test_the_check_finds_lost_digits(monkeypatch, name):
     """Without what this file tests, it fails."""
-    monkeypatch.setattr(change, "_lost", lambda need, new, *parts: jnp.zeros(jnp.shape(new), bool))
+    monkeypatch.setattr(digits, "lost_at", lambda need, new, *parts: jnp.zeros(jnp.shape(new), bool))
     monkeypatch.setattr(Step, "known", lambda step: False)
-    monkeypatch.setattr(change.Site, "flag", lambda *args: None)
+    monkeypatch.setattr(digits.Digits, "flag", lambda *args: None)
     with pytest.raises(AssertionError, match=name):
         check(name, "float32")
 

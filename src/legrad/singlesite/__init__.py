@@ -1,4 +1,4 @@
-"""`f` with one element of `x` replaced, for all of them."""
+"""Evaluate `f` with one element of `x` replaced, for every element and candidate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad.singlesite.brute import brute
-from legrad.singlesite.execute import auto, auto_totals, auto_work
+from legrad.singlesite.execute import differences_or_values, estimated_work, total_differences
 
 METHODS = ("auto", "brute")
 MEMORY = 1 << 29  # bytes of intermediate values held at once
@@ -19,23 +19,23 @@ MEMORY = 1 << 29  # bytes of intermediate values held at once
 def single_site(
     f: Callable[[Any], Any], x: Any, candidates: Any, method: str = "auto", *, memory: int = MEMORY
 ) -> Any:
-    """The values f(x with one element set to one of its candidates), for every element and candidate.
+    """Evaluate f(x with one element set to one of its candidates), for every element and candidate.
 
     Args:
         f: a function of a pytree of arrays that returns a scalar or a pytree of scalars. A leaf that is an array
             counts as a list of additive terms and is summed.
         x: the pivot: a pytree of arrays, of integers or floats.
-        candidates: the structure of `x`; each leaf has a leading axis of its own length K. Along an axis of length 1
-            all elements have the same candidates.
-        method: "auto" takes the fastest method there is; "brute" evaluates all of `f` each time.
+        candidates: a pytree with the structure of `x`; each leaf has a leading axis of its own length K. Along an
+            axis of length 1 all elements have the same candidates.
+        method: "auto" takes the fastest method; "brute" evaluates all of `f` each time.
         memory: a bound in bytes on intermediate values, met by running blocks in sequence.
 
     Returns:
-        The structure of `x`, each leaf with the leading axis of its candidates. Where `f` returns a pytree, each leaf
-        holds that pytree.
+        A pytree with the structure of `x`, each leaf with the leading axis of its candidates. If `f` returns a
+        pytree, each leaf holds that pytree.
 
-    The result can be differentiated with respect to what `f` closes over, but derivative rules of `jax.custom_jvp`
-    and `jax.custom_vjp` inside `f` are not applied: `method="brute"` applies them.
+    The result can be differentiated with respect to what `f` closes over. Only `method="brute"` applies the
+    derivative rules of `jax.custom_jvp` and `jax.custom_vjp` inside `f`.
 
     Example:
         >>> legrad.single_site(lambda x: (x**2).sum(), jnp.array([1.0, 2.0]), jnp.zeros((1, 2)))
@@ -45,7 +45,7 @@ def single_site(
     _check(x, candidates, method)
     if method == "brute":
         return brute(f, x, candidates, memory=memory)
-    return auto(f, x, candidates, memory=memory, differences=False)
+    return differences_or_values(f, x, candidates, memory=memory, differences=False)
 
 
 def single_site_differences(
@@ -57,25 +57,25 @@ def single_site_differences(
     memory: int = MEMORY,
     at_pivot: Any = None,
 ) -> Any:
-    """As `single_site`, minus f(x), computed as a difference: accurate where f is a sum of many terms.
+    """Evaluate `single_site` minus f(x) as a difference, which is accurate even if f is a sum of many terms.
 
-    The arguments are those of `single_site`, and `at_pivot`, the value f(x) where it is known already. Differences
-    are taken term by term where `f` returns arrays of terms.
+    The arguments are those of `single_site`, and `at_pivot`, the value f(x) if it is known already. If `f` returns
+    arrays of terms, differences are taken term by term.
     """
     f, x = _looked_up(f), _arrays(x)
     _check(x, candidates, method)
     if method == "auto":
-        return auto(f, x, candidates, memory=memory, differences=True)
+        return differences_or_values(f, x, candidates, memory=memory, differences=True)
     return brute(f, x, candidates, memory=memory, pivot=f(x) if at_pivot is None else at_pivot)
 
 
 def single_site_totals(
     f: Callable[[Any], tuple[Any, ...]], x: Any, candidates: Any, method: str = "auto", *, at_pivot: Any = None
 ) -> Any:
-    """As `single_site_differences`, each of the pytrees that `f` returns as a tuple added up to one number."""
+    """Evaluate `single_site_differences`, with each pytree in the tuple that `f` returns added up to a scalar."""
     _check(x, candidates, method)
     if method == "auto":
-        return auto_totals(f, x, candidates, memory=MEMORY)
+        return total_differences(f, x, candidates, memory=MEMORY)
     pivot = f(x) if at_pivot is None else at_pivot
     found = brute(f, x, candidates, memory=MEMORY, pivot=pivot)
     whole: Any = jax.tree.structure(pivot)
@@ -87,46 +87,47 @@ def single_site_totals(
 
 
 class Work(NamedTuple):
-    """What the changes of a leaf cost, and what one evaluation of f costs, in numbers computed."""
+    """The cost of a leaf's changes, and that of one evaluation of f, in numbers computed."""
 
     changes: int
     evaluation: int
 
 
 def single_site_work(f: Callable[[Any], Any], x: Mapping[str, Any], count: int) -> dict[str, Work]:
-    """The estimated cost of all changes of each leaf with so many candidates. Nothing is computed."""
+    """Estimate the cost of all changes of each leaf with `count` candidates. Nothing is computed."""
     found: dict[str, Work] = {}
 
     def trace(x: dict[str, Any]) -> None:
-        found.update({name: Work(*work) for name, work in auto_work(f, x, count, MEMORY).items()})
+        found.update({name: Work(*work) for name, work in estimated_work(f, x, count, MEMORY).items()})
 
     jax.eval_shape(trace, dict(x))
     return found
 
 
 def _arrays(x: Any) -> Any:
-    """JAX arrays in the place of NumPy's, which cannot be looked up in with an element that moves."""
+    """Convert NumPy arrays to JAX arrays, since a NumPy array cannot be indexed by a traced element."""
     return jax.tree.map(jnp.asarray, x)
 
 
 def _looked_up(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """f, with a sentence where it looks a traced element up in a NumPy array of its own."""
+    """Wrap f so that indexing a NumPy array with a traced element raises an error that says what to do."""
 
     def run(x: Any) -> Any:
         try:
             return f(x)
         except jax.errors.TracerArrayConversionError as error:
             raise TypeError(
-                "f gives NumPy an element of x, which JAX traces: a NumPy array that f looks up in (table[x]) must "
-                "be a JAX array, jnp.asarray(table), and functions of x must be those of jax.numpy"
+                "f passes an element of x, which JAX traces, to NumPy: make a NumPy array that x indexes (table[x]) "
+                "a JAX array, jnp.asarray(table), and use the functions of jax.numpy on x"
             ) from error
 
     return run
 
 
 def _check(x: Any, candidates: Any, method: str) -> None:
+    """Raise an error if the method is unknown, or if the candidates do not match x."""
     if method not in METHODS:
-        raise ValueError(f"method={method!r} is not known: choose one of {', '.join(METHODS)}")
+        raise ValueError(f"method={method!r} is not a method: choose one of {', '.join(METHODS)}")
     wanted, given = str(jax.tree.structure(x)), str(jax.tree.structure(candidates))
     if wanted != given:
         raise ValueError(f"candidates have the structure {given} and x has {wanted}: they must be the same")

@@ -1,15 +1,15 @@
-"""Which values of a program must be known to full accuracy, and where a change has lost it.
+"""Find which values of a program must be known to full accuracy, and where a change has lost that accuracy.
 
 A change is followed as a difference wherever that saves work, and base + difference has an error of about ε |base|.
-That is harmless where the value itself is large, and where only sums of differences are asked for: everything up to
-the result is then linear in the change. It is not harmless where a nonlinear function sees the value:
+This error is harmless if the value itself is large, or if only sums of differences matter, because everything up to
+the result is linear in the change. The error is not harmless if the value goes into a nonlinear function:
 
     log(rate)             the rate must be accurate relative to its distance from 0
     log1p(x)              ... from −1
     exp(x), softplus(x)   an absolute error is a relative error of the result: it must be small
 
-`needs` finds out which of these a value is used for, from the result backwards; `lost` says where base + difference
-does not meet it. There the change is computed again by running the program itself.
+`needs` works backwards from the result to find which of these a value is used for. `far_off` and `too_near` say where
+base + difference is not accurate enough; there the change is computed again by running the program itself.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Need(NamedTuple):
     """What a value is used for.
 
     Attributes:
-        value: whether anything but differences of it matters.
-        points: numbers near which a function of it is steep without bound; it must be accurate relative to its
-            distance from them.
-        hides_nan: whether a NaN in it may not show in the result.
+        value: whether the value itself matters, and not only differences of it.
+        points: points near which a function of the value is steep without bound; the value must be accurate relative
+            to its distance from them.
+        hides_nan: whether a NaN in the value may not show in the result.
     """
 
     value: bool
@@ -38,7 +38,7 @@ class Need(NamedTuple):
     hides_nan: bool = False
 
     def __or__(self, other: Any) -> Need:
-        """Both needs."""
+        """Combine two needs."""
         return Need(self.value or other.value, self.points | other.points, self.hides_nan or other.hides_nan)
 
 
@@ -46,48 +46,52 @@ DIFFERENCES = Need(False)
 ABSOLUTE = Need(True)
 RELATIVE = Need(True, frozenset({0.0}))
 
-# What a primitive asks of its operands, given what is asked of its result. Linear ones, and positive powers, pass on
-# what is asked: differences stay differences. (The difference of two squares is as accurate as the squares are.)
+# What a primitive needs of its operands, given what is needed of its result. Linear primitives and positive powers
+# pass the need on: differences stay differences. (The difference of two squares is as accurate as the squares.)
 _LINEAR = {
     "add", "add_any", "sub", "neg", "copy", "stop_gradient", "convert_element_type", "reduce_sum", "cumsum",
     "broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "rev", "pad", "concatenate", "split",
     "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "scatter-add", "select_n", "square",
     "conv_general_dilated", "fft", "real", "imag",
 }  # fmt: skip
-# Lipschitz and zero at zero: relative accuracy of the result asks for that of the operand.
+# Lipschitz and zero at zero: relative accuracy of the result needs relative accuracy of the operand.
 _THROUGH_ZERO = {
     "abs", "max", "min", "clamp", "tanh", "sin", "tan", "sinh", "asinh", "atan", "erf", "expm1", "reduce_max",
     "reduce_min", "cummax", "cummin", "sort", "reduce_prod", "cumprod", "mul", "dot_general", "reduce_precision",
     "scatter-mul", "scatter_mul", "rem", "nextafter", "triangular_solve",
 }  # fmt: skip
-# A relative error of the result is an absolute one of the operand.
+# A relative error of the result is an absolute error of the operand.
 _FLAT = {
     "exp", "exp2", "logistic", "erfc", "cosh", "cos", "cumlogsumexp", "cholesky", "lu", "eigh", "svd", "qr",
     "legrad_bernoulli_logits", "legrad_hard_bernoulli_logits", "legrad_poisson_log", "legrad_categorical_logits",
     "bessel_i0e", "bessel_i1e", "argmax", "argmin",
 }  # fmt: skip
+# As those above, but for the operand in one place only.
+_LINEAR_IN = {("div", 0), ("triangular_solve", 1)}
+_THROUGH_ZERO_OR_FLAT = {("div", 0), ("legrad_poisson", 1), ("pow", 1)}
+# Steep without bound near these points.
 _STEEP: dict[str, frozenset[float]] = {
     "log1p": frozenset({-1.0}),
     **dict.fromkeys(("atanh", "asin", "acos", "erf_inv"), frozenset({-1.0, 1.0})),
     "acosh": frozenset({1.0}),
 }
-# A NaN in an operand is one in the result. (Of a choice it may be none: what is not chosen does not matter.)
+# A NaN in an operand is a NaN in the result. (`select_n` may drop one, but then the operand does not matter.)
 _SHOWS_NAN = {
     *_LINEAR, "mul", "dot_general", "div", "integer_pow", "sqrt", "rsqrt", "cbrt", "log", "log1p", "exp", "exp2",
     "expm1", "tanh", "logistic", "sin", "cos", "lgamma", "digamma", "abs", "erf", "erfc", "triangular_solve",
     "legrad_poisson", "legrad_poisson_log",
 }  # fmt: skip
-# A rule of their own looks on which side of a threshold they fall.
+# These have a rule of their own, which checks on which side of a threshold a value falls.
 THRESHOLDS = {"eq", "ne", "lt", "le", "gt", "ge", "sign", "floor", "ceil", "round"}
 
 
 def needs(program: Program, ops: Sequence[Op], changing: set[int]) -> dict[int, Need]:
-    """What each changing value of a program is used for; the sums of its outputs are asked for as differences.
+    """Find what each changing value of a program is used for; of the outputs, only differences are needed.
 
     Args:
         program: the traced function.
-        ops: those of its operations that a change reaches, in order.
-        changing: the numbers of the values that change.
+        ops: the operations that a change reaches, in order.
+        changing: the ids of the values that change.
     """
     found: dict[int, Need] = {i: DIFFERENCES for i in changing}
     for op in reversed(ops):
@@ -102,27 +106,35 @@ def needs(program: Program, ops: Sequence[Op], changing: set[int]) -> dict[int, 
 
 
 def _asked(program: Program, op: Op, place: int, asked: Need, changing: set[int]) -> Need:
-    name, operand = op.name, program.dtypes[op.inputs[place]]
-    if not jnp.issubdtype(operand, jnp.floating) or name in THRESHOLDS or name == "is_finite":
-        return DIFFERENCES  # integers are exact
-    if name == "convert_element_type" and not jnp.issubdtype(program.dtypes[op.outputs[0]], jnp.floating):
-        return DIFFERENCES  # as a threshold
+    """Return what an operation needs of the operand in some place, given what is needed of its results."""
+    if _is_exact(program, op, place):
+        return DIFFERENCES
+    linear = op.name in _LINEAR or _is_linear(op, place, changing)
+    lipschitz = op.name in _THROUGH_ZERO or op.name in _FLAT or (op.name, place) in _THROUGH_ZERO_OR_FLAT
+    if linear or lipschitz or op.name in _STEEP:
+        before = _before(program, op, place, asked.points)
+        return Need(asked.value or not linear, _STEEP.get(op.name, frozenset()) | before)
+    return RELATIVE  # log, a divisor, roots, negative powers, gamma functions, and every unknown primitive
+
+
+def _is_exact(program: Program, op: Op, place: int) -> bool:
+    """Return whether an operand is an integer, which is exact, or is compared with a threshold."""
+    if not jnp.issubdtype(program.dtypes[op.inputs[place]], jnp.floating):
+        return True
+    if op.name == "convert_element_type":
+        return not jnp.issubdtype(program.dtypes[op.outputs[0]], jnp.floating)
+    return op.name in THRESHOLDS or op.name == "is_finite"
+
+
+def _is_linear(op: Op, place: int, changing: set[int]) -> bool:
+    """Return whether an operation is linear in one operand because the others are constant, or a positive power."""
+    if op.name == "integer_pow":
+        return bool(op.eqn.params["y"] > 0)
     alone = sum(i in changing for i in op.inputs) == 1
-    linear = name in ("mul", "dot_general") and alone
-    linear |= name == "div" and alone and place == 0
-    linear |= name == "triangular_solve" and alone and place == 1
-    linear |= name == "integer_pow" and op.eqn.params["y"] > 0
-    if name in _LINEAR or linear:
-        return Need(asked.value, _before(program, op, place, asked.points))
-    if name in _THROUGH_ZERO or (name == "div" and place == 0):
-        return Need(True, _before(program, op, place, asked.points))
-    if name in _FLAT or (name in ("legrad_poisson", "pow") and place == 1):
-        return Need(True, _before(program, op, place, asked.points))
-    if name in _STEEP:
-        return Need(True, _STEEP[name] | _before(program, op, place, asked.points))
-    return RELATIVE  # log, division by it, roots, negative powers, gamma functions, whatever is not known
+    return alone and (op.name in ("mul", "dot_general") or (op.name, place) in _LINEAR_IN)
 
 
+# The points of an operand at which the result is at point c.
 _INVERSE: dict[str, Callable[[float], Iterable[float]]] = {
     "neg": lambda c: [-c],
     "abs": lambda c: [c, -c],
@@ -134,60 +146,61 @@ _INVERSE: dict[str, Callable[[float], Iterable[float]]] = {
     "square": lambda c: [math.sqrt(c), -math.sqrt(c)] if c >= 0 else [],
     **dict.fromkeys(("erfc", "cosh", "cos", "exp2"), lambda c: []),
 }
+# The same for operations with a scalar: the result's point, the scalar, and the place of the operand.
+_WITH_SCALAR: dict[str, Callable[[float, float, int], Iterable[float]]] = {
+    "add": lambda c, scalar, place: [c - scalar],
+    "sub": lambda c, scalar, place: [c + scalar if place == 0 else scalar - c],
+    "mul": lambda c, scalar, place: [c / scalar] if scalar else [],
+    "div": lambda c, scalar, place: [c * scalar] if scalar else [],
+}
 
 
 def _before(program: Program, op: Op, place: int, points: frozenset[float]) -> frozenset[float]:
-    """Where an operand is when the result is at one of some points: 1 − e^−s is near 0 where s is."""
+    """Return the points of an operand at which the result is at one of the given points: 1 − e^−s is 0 at s = 0."""
     if op.name in _INVERSE:
         return frozenset(before for c in points for before in _INVERSE[op.name](c))
-    if op.name in ("add", "sub", "mul", "div") and points:
+    if op.name in _WITH_SCALAR and points:
         other = _scalar(program, op.inputs[1 - place])
         if other is None or not math.isfinite(other):
             return points
-        if op.name == "add":
-            return frozenset(c - other for c in points)
-        if op.name == "sub":
-            return frozenset(c + other if place == 0 else other - c for c in points)
-        if other == 0:
-            return frozenset()
-        return frozenset(c / other if op.name == "mul" else c * other for c in points)
+        return frozenset(before for c in points for before in _WITH_SCALAR[op.name](c, other, place))
     return points if op.name in _LINEAR else points & RELATIVE.points
 
 
-def _scalar(program: Program, number: int) -> float | None:
-    """The number that an array is known to hold everywhere, if there is one."""
-    if not program.is_one_number(number):
+def _scalar(program: Program, value_id: int) -> float | None:
+    """Return the one number that an array is known to hold everywhere; None if there is none."""
+    if not program.is_one_number(value_id):
         return None
-    value = program.read(number)
+    value = program.read(value_id)
     return None if value is None or value.size == 0 else float(value.flat[0])
 
 
 def rounding(dtype: Any) -> float:
-    """The error of one rounding."""
+    """Return the relative error of one rounding."""
     return float(jnp.finfo(dtype).eps) / 2
 
 
 def closest(dtype: Any) -> float:
-    """How near to a point a value may come, relative to what it was made of, before too many digits are gone."""
+    """Return how near to a point a value may come, relative to its parts, before too many digits are lost."""
     return math.sqrt(rounding(dtype))
 
 
 def largest(dtype: Any) -> float:
-    """How large the parts of a value may be for the error of their sum to be small whatever the sum is."""
+    """Return how large the parts of a value may be for the error of any sum of them to be small."""
     return 1 / (4 * math.sqrt(rounding(dtype)))
 
 
-_SHARE = 16.0  # parts that are larger than their sum by no more than this cost it one digit
+_SHARE = 16.0  # parts up to this many times larger than their sum cost the sum one digit
 
 
 def far_off(dtype: Any, new: Any, parts: Any) -> Any:
-    """Where the absolute error of a sum of parts is not small, neither as it is nor beside the sum; true for NaN."""
+    """Return where the error of a sum of parts is large, both by itself and relative to the sum; true for NaN."""
     small = (parts <= largest(dtype)) | (parts <= _SHARE * jnp.abs(new))
     return ~(small & (new == new))
 
 
 def too_near(dtype: Any, new: Any, parts: Any, points: frozenset[float]) -> Any:
-    """Where a sum of parts is nearer to one of the points than its error allows; true for NaN."""
+    """Return where a sum of parts is nearer to one of the points than the error of the sum allows; true for NaN."""
     near = jnp.zeros(jnp.shape(new), bool)
     for point in sorted(points):
         distance = jnp.abs(new) if point == 0.0 else jnp.abs(new - point)
@@ -196,5 +209,5 @@ def too_near(dtype: Any, new: Any, parts: Any, points: frozenset[float]) -> Any:
 
 
 def undecided(dtype: Any, distance: Any, parts: Any) -> Any:
-    """Where a sum of parts lies so near to a threshold that rounding decides the side; true for NaN."""
+    """Return where a sum of parts is so near to a threshold that rounding decides the side; true for NaN."""
     return ~((distance > 64 * rounding(dtype) * parts) | (parts == 0))

@@ -1,6 +1,6 @@
-"""One-element changes by brute force: the whole of `f`, once for each element and candidate.
+"""Compute one-element changes by brute force: all of `f`, once for each element and candidate.
 
-A plain vmap, run in blocks so that memory stays bounded. It is the oracle for every faster method.
+This is a plain vmap in blocks, so that memory stays bounded, and the oracle for every faster method.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def brute(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, 
     """Evaluate `f` with each element of `x` replaced by each of its candidates.
 
     Args:
-        f: a function of a pytree of arrays; its leaves are scalars or arrays of additive terms, which are summed.
+        f: a function of a pytree of arrays that returns scalars or arrays of additive terms, which are summed.
         x: the pivot.
-        candidates: as `x`, each leaf with a leading axis of candidates; axes of length 1 stand for all elements.
+        candidates: as `x`, each leaf with a leading axis of candidates; all elements share an axis of length 1.
         memory: bytes that the evaluations of one block may take together.
-        pivot: f(x); where it is given, it is subtracted term by term before the sum.
+        pivot: f(x), to be subtracted term by term before the sum; None to return values.
 
     Returns:
-        The structure of `candidates`, each leaf holding f's own structure.
+        A pytree with the structure of `candidates`, each leaf holding f's own structure.
     """
     leaves, structure = jax.tree.flatten(x)
     choices = jax.tree.leaves(candidates)
@@ -57,13 +57,13 @@ def brute(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, 
 
 
 def _difference(term: jax.Array, pivot: jax.Array) -> jax.Array:
-    """In the type of their sum: that of narrow types would wrap around, and booleans have none."""
+    """Subtract in the type of a sum: differences of narrow types would wrap around, and booleans have none."""
     dtype = jax.eval_shape(jnp.sum, term).dtype
     return jnp.asarray(term, dtype) - jnp.asarray(pivot, dtype)
 
 
 def _bytes(f: Callable[[Tree], Tree], x: Tree) -> int:
-    """An upper estimate of what one evaluation holds: everything that its program computes."""
+    """Estimate from above how many bytes one evaluation holds: everything that f computes."""
     jaxpr = jax.make_jaxpr(f)(x).jaxpr
     avals = [v.aval for eqn in jaxpr.eqns for v in eqn.outvars if hasattr(v.aval, "shape")]
     return 1 + sum(math.prod(a.shape) * getattr(a.dtype, "itemsize", 8) for a in avals)

@@ -1,4 +1,4 @@
-"""One-element changes at the cost of what they touch."""
+"""Run one-element changes: evaluate the pivot once, then follow the changes of each leaf by a plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from legrad.singlesite.accuracy import far_off
 from legrad.singlesite.labelled import E, K
 from legrad.singlesite.plan import Plan, make_plan, work_of
-from legrad.singlesite.propagate import follow
+from legrad.singlesite.propagate import propagate
 from legrad.singlesite.recompute import recompute
 from legrad.singlesite.report import is_listening, tell
 from legrad.singlesite.rewrites import rewrite
@@ -26,53 +26,57 @@ Tree = Any
 Found = dict[int, jax.Array]
 
 
-def auto(f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, differences: bool) -> Tree:
-    """The differences of f from the pivot, or its values, for each element and candidate.
+def differences_or_values(
+    f: Callable[[Tree], Tree], x: Tree, candidates: Tree, *, memory: int, differences: bool
+) -> Tree:
+    """Return the differences of f from the pivot, or the values of f, for each element and candidate.
 
     Returns:
-        The structure of `candidates`, each leaf holding f's own structure; arrays of terms are summed.
+        A pytree with the structure of `candidates`, each leaf holding f's own structure; arrays of terms are summed.
     """
 
     def whole(program: Program, here: dict[int, jax.Array], found: Found, shape: tuple[int, ...]) -> Tree:
         rest = {o: jnp.full(shape, 0 if differences else h, h.dtype) for o, h in here.items() if o not in found}
         return jax.tree.unflatten(program.structure, [(found | rest)[o] for o in program.outputs])
 
-    return _each(f, x, candidates, memory, differences, whole)
+    return _each_leaf(f, x, candidates, memory, differences, whole)
 
 
-def auto_totals(f: Callable[[Tree], tuple[Tree, ...]], x: Tree, candidates: Tree, *, memory: int) -> Tree:
-    """As `auto`, for differences, each part of what f returns added up: what an element does not touch costs nothing.
+def total_differences(f: Callable[[Tree], tuple[Tree, ...]], x: Tree, candidates: Tree, *, memory: int) -> Tree:
+    """Return the differences of f from the pivot, each part of f's result added up; untouched parts cost nothing.
 
     Returns:
-        The structure of `candidates`, each leaf holding a tuple.
+        A pytree with the structure of `candidates`, each leaf holding a tuple.
     """
 
     def totals(program: Program, here: dict[int, jax.Array], found: Found, shape: tuple[int, ...]) -> Tree:
-        parts, ahead = [], list(program.outputs)
+        parts, rest = [], list(program.outputs)
         children: list[Any] = list(jax.tree_util.treedef_children(program.structure))
         for part in children:
-            mine, ahead = ahead[: part.num_leaves], ahead[part.num_leaves :]
+            mine, rest = rest[: part.num_leaves], rest[part.num_leaves :]
             touched = [found[o] for o in mine if o in found]
             dtype = jnp.result_type(*(here[o] for o in mine)) if mine else jnp.result_type(float)
             parts.append(sum(touched) if touched else jnp.zeros(shape, dtype))
         return tuple(parts)
 
-    return _each(f, x, candidates, memory, True, totals)
+    return _each_leaf(f, x, candidates, memory, True, totals)
 
 
-def auto_work(f: Callable[[Tree], Tree], x: dict[str, Any], count: int, memory: int) -> dict[str, tuple[int, int]]:
-    """For each leaf the work of its changes with so many candidates, and that of one evaluation of f."""
+def estimated_work(
+    f: Callable[[Tree], Tree], x: dict[str, Any], count: int, memory: int
+) -> dict[str, tuple[int, int]]:
+    """Estimate for each leaf the work of its changes with `count` candidates, and that of one evaluation of f."""
     program = Program(f, x, rewrite)
     leaves = jax.tree.leaves(x)
     values, whole = program.evaluate(leaves), work_of(program, program.ops)
     found = {}
-    for name, number, leaf in zip(sorted(x), program.inputs, leaves, strict=True):
-        plan = make_plan(program, number, values, (count, *leaf.shape), memory)
+    for name, input_id, leaf in zip(sorted(x), program.inputs, leaves, strict=True):
+        plan = make_plan(program, input_id, values, (count, *leaf.shape), memory)
         found[name] = min(plan.work, plan.brute_work), whole
     return found
 
 
-def _each(
+def _each_leaf(
     f: Callable[[Tree], Tree],
     x: Tree,
     candidates: Tree,
@@ -80,36 +84,37 @@ def _each(
     differences: bool,
     assemble: Callable[..., Tree],
 ) -> Tree:
-    """Treat the leaves of x one by one, and put together what was found of each."""
+    """Run the changes of the leaves of x one after the other, and assemble the result of each."""
     x = jax.tree.map(jnp.asarray, x)
     leaves, structure = jax.tree.flatten(x)
     program = Program(f, x, rewrite)
-    values = pivot(program, leaves)
+    values = _at_pivot(program, leaves)
     here = {o: jnp.sum(values[o]) for o in program.outputs}
     names = [_name(path) for path, _ in jax.tree.leaves_with_path(x)]
     results = []
-    for number, name, leaf, choices in zip(program.inputs, names, leaves, jax.tree.leaves(candidates), strict=True):
+    for input_id, name, leaf, choices in zip(program.inputs, names, leaves, jax.tree.leaves(candidates), strict=True):
         choices = jnp.asarray(choices, leaf.dtype)
-        found = _leaf(program, number, name, leaves, values, choices, memory, differences)
+        found = _run_leaf(program, input_id, name, leaves, values, choices, memory, differences)
         results.append(assemble(program, here, found, (len(choices), *leaf.shape)))
     return jax.tree.unflatten(structure, results)
 
 
-def pivot(program: Program, leaves: list[jax.Array]) -> dict[int, Any]:
-    """Every value of a program, each computed once: XLA may not fold it into the loops that use it."""
+def _at_pivot(program: Program, leaves: list[jax.Array]) -> dict[int, Any]:
+    """Evaluate every value of a program once, and keep XLA from repeating that in the loops that use the value."""
     values = program.evaluate(leaves)
     made = {i for op in program.ops for i in op.outputs}
     return {i: jax.lax.optimization_barrier(v) if i in made else v for i, v in values.items()}
 
 
 def _name(path: tuple[Any, ...]) -> str:
+    """Return the name of a leaf of x: a key or place, and the path below it."""
     first = "".join(str(getattr(part, "key", getattr(part, "idx", part))) for part in path[:1])
     return first + jax.tree_util.keystr(path[1:]) if path else "x"
 
 
-def _leaf(
+def _run_leaf(
     program: Program,
-    number: int,
+    input_id: int,
     name: str,
     leaves: list[jax.Array],
     values: dict[int, Any],
@@ -117,15 +122,18 @@ def _leaf(
     memory: int,
     differences: bool,
 ) -> Found:
-    """The outputs that one leaf touches, by number."""
-    if 0 in (len(choices), *program.shapes[number]) or not program.touched(number):
-        tell(name, program, number, len(choices), None)
+    """Return the differences or values of the outputs that one leaf touches, by id.
+
+    Follow the changes by a plan, or run brute force if the plan says so. Changes that have lost digits run again.
+    """
+    if 0 in (len(choices), *program.shapes[input_id]) or not program.touched(input_id):
+        tell(name, program, input_id, len(choices), None)
         return {}
-    plan = make_plan(program, number, values, choices.shape, memory, whole=is_listening())
-    tell(name, program, number, len(choices), plan)
+    plan = make_plan(program, input_id, values, choices.shape, memory, whole=is_listening())
+    tell(name, program, input_id, len(choices), plan)
     if plan.brute:
-        return recompute(program, number, values, choices, memory, differences)
-    found, lost = run(program, number, values, choices, plan)
+        return recompute(program, input_id, values, choices, memory, differences)
+    found, lost = _run_plan(program, input_id, values, choices, plan)
     if lost is not None:
         lost = reduce(jnp.logical_or, map(jnp.isnan, found.values()), lost)
     if not differences:
@@ -139,35 +147,35 @@ def _leaf(
         return found
 
     def mended() -> Found:
-        # As this seldom runs, nothing that it needs is held for it.
-        here = program.evaluate(leaves, program.reached(number))
-        again = recompute(program, number, here, choices, memory, differences, lost)
+        # This seldom runs: evaluate the pivot anew rather than hold its values in memory.
+        here = program.evaluate(leaves, program.reached(input_id))
+        again = recompute(program, input_id, here, choices, memory, differences, lost)
         return {o: jnp.where(lost, r, found[o]) for o, r in again.items()}
 
-    # Where nothing is lost, this costs nothing.
+    # If nothing is lost, this costs nothing.
     return jax.lax.cond(any_of(jnp.any(lost)), mended, lambda: found)
 
 
-def run(
-    program: Program, number: int, values: dict[int, Any], choices: jax.Array, plan: Plan
+def _run_plan(
+    program: Program, input_id: int, values: dict[int, Any], choices: jax.Array, plan: Plan
 ) -> tuple[Found, jax.Array | None]:
-    """The differences of the touched outputs by a plan, at once or in blocks; and where they have lost digits."""
+    """Return the differences of the touched outputs, by a plan, and where the differences have lost digits."""
     if not plan.blocked:
-        return follow(program, number, values, plan.site(), choices)
+        return propagate(program, input_id, values, plan.site(), choices)
     axes = [K, *(E(j) for j in range(choices.ndim - 1))]
     full = (len(choices), *plan.site_shape)
     sizes = [plan.sizes[axis] for axis in axes]
-    # The last block of an axis is moved back so that it is full; what two blocks share is the same in both.
+    # The last block of an axis is moved back so that it is full; where two blocks overlap, their results are equal.
     firsts = [[min(i * size, n - size) for i in range(-(-n // size))] for size, n in zip(sizes, full, strict=True)]
     grid = jnp.asarray(np.array(list(itertools.product(*firsts)), np.int32))
 
     def block(i: jax.Array, totals: Any) -> Any:
         first = list(grid[i])
         starts = {axis: start for axis, start in zip(axes, first, strict=True) if axis in plan.blocked}
-        part = jax.lax.dynamic_slice(choices, first, plan.block)  # from 0 where the candidates are those of all
-        found = follow(program, number, values, plan.site(starts), part)
+        part = jax.lax.dynamic_slice(choices, first, plan.block)  # starts at 0 along axes with shared candidates
+        found = propagate(program, input_id, values, plan.site(starts), part)
         return jax.tree.map(lambda t, d: jax.lax.dynamic_update_slice(t, d, first), totals, found)
 
-    totals = {o: jnp.zeros(full, jnp.sum(values[o]).dtype) for o in program.touched(number)}
+    totals = {o: jnp.zeros(full, jnp.sum(values[o]).dtype) for o in program.touched(input_id)}
     lost = jnp.zeros(full, bool) if plan.watched else None
     return jax.lax.fori_loop(0, math.prod(map(len, firsts)), block, (totals, lost))

@@ -1,4 +1,4 @@
-"""How a program's one-element changes are to be run: lists or not, order of axes, blocks that fit the memory."""
+"""Plan how one-element changes are run: lists of entries or not, the order of axes, blocks that fit the memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from legrad.singlesite.change import Site
 from legrad.singlesite.labelled import Axis, E, K, Order
-from legrad.singlesite.propagate import Visit, depth, follow
+from legrad.singlesite.propagate import Visit, depth, propagate
 from legrad.singlesite.rules.elementwise import RULES as ELEMENTWISE
+from legrad.singlesite.site import Site
 from legrad.trace.program import Op, Program
 
-LITTLE = 1 << 14  # numbers
+LITTLE = 1 << 14  # numbers computed by brute force, below which planning does not pay
 IN_PASSING = {
     *ELEMENTWISE,
     "reduce_sum",
@@ -31,20 +31,20 @@ IN_PASSING = {
 
 @dataclass
 class Plan:
-    """What a dry run found, and what follows from it.
+    """The result of a dry run, and the decisions based on it.
 
     Attributes:
         site_shape: the latent's shape.
-        candidates: the shape of its candidates, 1 along the axes where they are the same for all elements.
+        candidates: the shape of the latent's candidates, 1 along axes where all elements share them.
         sizes: how many candidates and elements a block holds, by axis.
-        blocked: the axes that are run in blocks.
+        blocked: the axes that are cut into blocks.
         sparse: whether lists of entries are used.
         values_first: the order of axes in memory.
         met: the operations that the change reaches.
-        watched: whether digits may be lost on the way.
-        peak: bytes held at once by one block, about.
-        work: how many multiplications and function values, about.
-        brute_work: the same for evaluating the whole program each time.
+        watched: whether digits may be lost.
+        peak: roughly how many bytes one block holds at once.
+        work: roughly how many multiplications and function values the changes take.
+        brute_work: the same for evaluating the whole program for each change.
     """
 
     site_shape: tuple[int, ...]
@@ -61,103 +61,104 @@ class Plan:
 
     @property
     def brute(self) -> bool:
-        """Whether following the changes saves nothing."""
+        """Return whether following the changes saves nothing."""
         return self.work > 0.9 * self.brute_work
 
     @property
     def block(self) -> tuple[int, ...]:
-        """The shape of one block's candidates."""
+        """Return the shape of one block's candidates."""
         axes = (K, *(E(j) for j in range(len(self.site_shape))))
         return tuple(self.sizes[axis] if n > 1 else n for axis, n in zip(axes, self.candidates, strict=True))
 
     def site(self, starts: dict[Axis, Any] | None = None) -> Site:
-        """The site of one block."""
+        """Return the site of one block."""
         return Site(self.site_shape, self.sizes, starts or {}, Order(self.values_first), self.sparse)
 
 
 def make_plan(
     program: Program,
-    number: int,
+    input_id: int,
     values: dict[int, Any],
     candidates: tuple[int, ...],
     memory: int,
     *,
     whole: bool = False,
 ) -> Plan:
-    """Plan the changes of one input with candidates of a shape.
+    """Plan the changes of one input, given the shape of the input's candidates.
 
-    Where brute force takes little anyway, tracing the changes would take longer than it saves: unless the `whole`
-    plan is asked for, the choice is made at once.
+    If brute force takes little, tracing the changes would cost more than following them saves, and brute force is
+    chosen without a dry run, unless the caller asks for the `whole` plan.
     """
-    shape, count = program.shapes[number], candidates[0]
+    shape, count = program.shapes[input_id], candidates[0]
     full = {K: count} | {E(j): n for j, n in enumerate(shape)}
-    brute_work = count * math.prod(shape) * work_of(program, program.reached(number))
+    brute_work = count * math.prod(shape) * work_of(program, program.reached(input_id))
     plan = Plan(shape, candidates, full, work=brute_work, brute_work=brute_work)
     if brute_work <= LITTLE and plan.brute and not whole:
         return plan
-    plan = _dry_run(program, number, values, plan)
+    plan = _dry_run(program, input_id, values, plan)
     plan.work = sum(m.work for m in plan.met)
     if plan.brute:
         return plan
     work = plan.work, plan.brute_work
     if plan.peak > memory:
-        plan = _fit_memory(program, number, values, plan, memory)
+        plan = _fit_memory(program, input_id, values, plan, memory)
     plan.work, plan.brute_work = work
     plan.values_first = sum(met.vote for met in plan.met) > 0
     return plan
 
 
-def _fit_memory(program: Program, number: int, values: dict[int, Any], plan: Plan, memory: int) -> Plan:
+def _fit_memory(program: Program, input_id: int, values: dict[int, Any], plan: Plan, memory: int) -> Plan:
+    """Cut the elements into blocks, the longest axis first, and then the candidates, until a block fits."""
     free = _regular(plan)
     if not free and plan.site_shape:
-        # Lists of entries cover every axis, so there is none to cut: without them there is.
-        plan = _dry_run(program, number, values, Plan(plan.site_shape, plan.candidates, plan.sizes, sparse=False))
+        # Lists of entries cover every axis, and a covered axis cannot be cut: plan without lists.
+        plan = _dry_run(program, input_id, values, Plan(plan.site_shape, plan.candidates, plan.sizes, sparse=False))
         free = _regular(plan)
     for axis in [*sorted(free, key=lambda axis: -plan.sizes[axis]), K]:
         if plan.peak <= memory:
             break
         whole = plan.sizes[axis]
         blocks = -(-whole // max(1, int(whole * memory / plan.peak)))
-        size = -(-whole // blocks)  # all of about the same size: the last one overlaps little
+        size = -(-whole // blocks)  # blocks of about the same size, so that the last one overlaps little
         if size < whole:
             sizes = plan.sizes | {axis: size}
-            # A list covers whole axes of the latent, and a rule may make one in passing: none with a cut axis.
+            # A list covers whole axes of the latent, and any rule may make one: with a cut axis, allow none.
             plan = Plan(plan.site_shape, plan.candidates, sizes, (*plan.blocked, axis), plan.sparse and axis == K)
-            plan = _dry_run(program, number, values, plan)
+            plan = _dry_run(program, input_id, values, plan)
     return plan
 
 
 def _regular(plan: Plan) -> list[Axis]:
-    """The latent's axes that no list of entries covers."""
+    """Return the latent's axes that no list of entries covers."""
     site = plan.site()
     listed = set()
     for met in plan.met:
         for change in met.changes:
             for layout in [] if change is None else site.layouts(change):
-                listed |= set() if layout.entries is None else set(layout.entries.elements)
+                listed.update(layout.covered())
     return [E(j) for j, n in enumerate(plan.site_shape) if j not in listed and n > 1]
 
 
-def _dry_run(program: Program, number: int, values: dict[int, Any], plan: Plan) -> Plan:
-    """Trace the changes without computing them: what they would hold, and the most at one time."""
+def _dry_run(program: Program, input_id: int, values: dict[int, Any], plan: Plan) -> Plan:
+    """Trace the changes without computing them, to find what they would hold in all and at one time."""
     met: list[Visit] = []
     starts = [jax.ShapeDtypeStruct((), jnp.int32) for _ in plan.blocked]
 
     def trace(candidates: Any, starts: Any) -> Any:
         site = plan.site(dict(zip(plan.blocked, starts, strict=True)))
-        return follow(program, number, values, site, candidates, met.append)
+        return propagate(program, input_id, values, site, candidates, met.append)
 
-    _, lost = jax.eval_shape(trace, jax.ShapeDtypeStruct(plan.block, program.dtypes[number]), starts)
+    _, lost = jax.eval_shape(trace, jax.ShapeDtypeStruct(plan.block, program.dtypes[input_id]), starts)
     plan.watched = lost is not None
     plan.met, plan.peak = met, _peak(met)
     return plan
 
 
 def _peak(met: list[Visit]) -> int:
-    """The most that the changes take at one time.
+    """Return the most bytes that the changes take at one time.
 
-    What only elementwise functions and sums use, XLA computes in passing; of that, two arrays are allowed for. The
-    rest is held until it is last used.
+    XLA computes in passing what only elementwise functions and sums use: allow for two such arrays. Every other
+    array is held until its last use.
     """
     last: dict[int, int] = {}
     passing = {i for m in met for i in m.op.outputs}  # outputs are summed at once
@@ -181,5 +182,5 @@ def _peak(met: list[Visit]) -> int:
 
 
 def work_of(program: Program, ops: Sequence[Op]) -> int:
-    """How many multiplications and function values some operations take, about."""
+    """Return roughly how many multiplications and function values some operations take."""
     return sum(depth(op) * sum(math.prod(program.shapes[i]) for i in op.outputs) for op in ops)

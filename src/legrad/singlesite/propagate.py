@@ -13,26 +13,27 @@ import jax
 import jax.numpy as jnp
 
 from legrad.singlesite.accuracy import Need, needs
-from legrad.singlesite.change import Change, Lazy, New, Site
+from legrad.singlesite.change import Change, Lazy, New
 from legrad.singlesite.labelled import E, K, Labelled, spread
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.rules import Operand, Step, fallback, rule_of
 from legrad.singlesite.rules.reductions import sum_over
+from legrad.singlesite.site import Site
 from legrad.trace.program import Op, Program
 
 
 @dataclass(frozen=True, eq=False)
 class Visit:
-    """An operation as it was met: what became of the change, and how many numbers that took.
+    """An operation as it was met: what became of the change, and what that cost.
 
     Attributes:
         op: the operation.
-        changes: of its results.
-        rule: whether a rule was known.
+        changes: the changes of the operation's results.
+        rule: whether the operation has a rule.
         numbers: how many numbers the changes hold.
-        bytes: how much memory they take.
-        work: how many multiplications and function values, about.
-        vote: the size of a constant matrix that holds an element's numbers far apart, or minus that of another.
+        bytes: how much memory the changes take.
+        work: roughly how many multiplications and function values the changes take.
+        vote: the size of a constant matrix, positive if an element's numbers lie far apart in it, negative if not.
     """
 
     op: Op
@@ -44,69 +45,71 @@ class Visit:
     vote: int
 
 
-def follow(
+def propagate(
     program: Program,
-    number: int,
+    input_id: int,
     values: dict[int, Any],
     site: Site,
     candidates: jax.Array,
     met: Callable[[Visit], None] | None = None,
 ) -> tuple[dict[int, jax.Array], jax.Array | None]:
-    """The difference of every touched output, summed over its numbers, for every candidate and element of a block.
+    """Return the difference of every touched output, summed, for every candidate and element of a block.
 
-    The second result says for which candidates and elements digits were lost on the way: their differences must be
-    found in another way. It is None where nothing can be lost.
+    The second result says for which candidates and elements digits were lost, so that their differences must be
+    computed in another way; it is None if no digits can be lost.
 
     Args:
         program: the traced function.
-        number: which of its inputs changes.
+        input_id: which of the program's inputs changes.
         values: every value at the pivot.
-        site: that input's elements, and how to lay out their changes.
+        site: the elements of that input, and how their changes are laid out.
         candidates: the block's candidates, (K, elements).
-        met: told of every operation that the change reaches.
+        met: a function to call with every operation that the change reaches.
     """
-    changes: dict[int, Change] = {number: _start(site, candidates)}
-    reached, need = _reached(program, number)
+    changes: dict[int, Change] = {input_id: _start(site, candidates)}
+    reached = program.reached(input_id)
+    need = needs(program, reached, program.dependents(input_id))
     for op in reached:
         if not any(i in changes for i in op.inputs):
             continue
-        operands = {i: Operand(values[i], changes.get(i), partial(program.read, i)) for i in op.inputs}
-        here = [values[i] for i in op.outputs]
-        summed = program.summed.get(op.outputs[0], frozenset()) if op.outputs else frozenset[int]()
-        asked = reduce(or_, [need[i] for i in op.outputs])
-        step = Step(site, op.eqn, [operands[i] for i in op.inputs], here, summed, need=asked)
+        step = _step(program, op, values, changes, site, reduce(or_, [need[i] for i in op.outputs]))
         rule = rule_of(op.name)
         results = fallback(step) if rule is None else rule(step)
         for i, change in zip(op.outputs, results, strict=True):
             if change is not None:
                 changes[i] = replace(change, need=need[i]) if isinstance(change, Lazy) else change
         if met is not None:
-            met(_met(op, step, results, rule is not None))
-    return {o: _total(site, changes.get(o), values[o]) for o in program.touched(number)}, _flags(site)
+            met(_visit(op, step, results, rule is not None))
+    return {o: _total(site, changes.get(o), values[o]) for o in program.touched(input_id)}, _flags(site)
 
 
-def _reached(program: Program, number: int) -> tuple[list[Op], dict[int, Need]]:
-    """The operations that a change of one input reaches, and what each changing value is used for."""
-    reached = program.reached(number)
-    return reached, needs(program, reached, program.dependents(number))
+def _step(
+    program: Program, op: Op, values: dict[int, Any], changes: dict[int, Change], site: Site, need: Need
+) -> Step:
+    """Collect what the rule of an operation is given."""
+    operands = {i: Operand(values[i], changes.get(i), partial(program.read, i)) for i in op.inputs}
+    here = [values[i] for i in op.outputs]
+    summed = program.summed.get(op.outputs[0], frozenset()) if op.outputs else frozenset[int]()
+    return Step(site, op.eqn, [operands[i] for i in op.inputs], here, summed, need=need)
 
 
 def _flags(site: Site) -> jax.Array | None:
-    """The elements and candidates for which digits were lost; None if nothing needed to be watched."""
-    if not site.flags and not site.marked:
+    """Return for which candidates and elements digits were lost; None if none can be lost."""
+    if not site.digits.flags and not site.digits.marked:
         return None
     axes = [K, *(E(j) for j in range(len(site.shape)))]
-    flags = [spread(flag, axes, site.sizes) for flag in site.flags]
+    flags = [spread(flag, axes, site.sizes) for flag in site.digits.flags]
     return reduce(jnp.logical_or, flags) if flags else jnp.zeros([site.sizes[axis] for axis in axes], bool)
 
 
 def _start(site: Site, candidates: jax.Array) -> Change:
-    """The latent itself: an element touches its own position."""
+    """Return the change of the latent itself: an element touches its own position."""
     layout = Layout(tuple(None if n == 1 else j for j, n in enumerate(site.shape)))
     return New(layout, Labelled(candidates, (K, *(E(j) for j in range(len(site.shape))))).squeezed())
 
 
 def _total(site: Site, change: Change | None, base: Any) -> jax.Array:
+    """Sum the difference of an output over its numbers, for every candidate and element."""
     full = [site.sizes[K], *(site.sizes[E(j)] for j in range(len(site.shape)))]
     dtype = jnp.sum(base).dtype
     if change is None:
@@ -125,7 +128,8 @@ def _total(site: Site, change: Change | None, base: Any) -> jax.Array:
     return total
 
 
-def _met(op: Op, step: Step, results: list[Change | None], rule: bool) -> Visit:
+def _visit(op: Op, step: Step, results: list[Change | None], rule: bool) -> Visit:
+    """Describe what became of a change at an operation."""
     arrays: list[Labelled] = list(step.scratch)
     summed = depth(op, step)
     for change in results:
@@ -134,7 +138,7 @@ def _met(op: Op, step: Step, results: list[Change | None], rule: bool) -> Visit:
         elif isinstance(change, Lazy):
             factors = [factor for piece in change.pieces for factor in piece.factors]
             if op.name == "dot_general" and summed == 1:
-                # A factor without candidates is the constant side, read where it is.
+                # A factor without candidates is the constant side, which is read in place.
                 factors = [factor for factor in factors if K in factor.axes]
             arrays += factors
     numbers = sum(array.data.size for array in arrays)
@@ -143,7 +147,7 @@ def _met(op: Op, step: Step, results: list[Change | None], rule: bool) -> Visit:
 
 
 def depth(op: Op, step: Step | None = None) -> int:
-    """How many multiplications one number of a result takes; in a step, over the axes that are touched everywhere."""
+    """Return how many multiplications one number of a result takes; in a step, along axes touched everywhere."""
     if op.name != "dot_general":
         return 1
     contract, _ = op.eqn.params["dimension_numbers"]
@@ -158,10 +162,13 @@ def depth(op: Op, step: Step | None = None) -> int:
 
 
 def _vote(op: Op, step: Step) -> int:
-    """Columns of a row-major matrix are read best with the elements side by side, rows with the values so."""
+    """Return the vote of a product with a constant matrix on the order of axes in memory.
+
+    Columns of a row-major matrix are read fastest with the elements side by side, rows with the values side by side.
+    """
     if op.name != "dot_general" or len(step.changing()) != 1:
         return 0
-    side = 0 if step.operands[0].change is None else 1  # of the constant
+    side = 0 if step.operands[0].change is None else 1  # the constant one
     contract, _ = op.eqn.params["dimension_numbers"]
     shape = step.operands[side].shape
     if not contract[side] or len(shape) < 2:

@@ -1,4 +1,4 @@
-"""Rows of an array read and added up by known positions: slices and windows where they run on, gathers elsewhere."""
+"""Read and add up rows of an array at known positions: runs as slices and windows, all else by gather and scatter."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from legrad.singlesite.layout import as_window
 def pick(
     data: jax.Array, index: np.ndarray, shape: Sequence[int], runs: tuple[int, ...] = (), before: int = 0
 ) -> jax.Array:
-    """Rows of an array; -1 stands for any finite number. Runs are read as slices, all else by a gather.
+    """Read rows of an array, runs as slices and all else by a gather; -1 stands for any finite number.
 
     Args:
-        data: `before` axes, then axes of `shape`, then others.
-        index: numbers of positions in `shape`.
-        shape: the axes that become one.
+        data: an array with `before` leading axes, then the axes of `shape`, then others.
+        index: flat positions in `shape`.
+        shape: the sizes of the axes that become one.
         runs: where runs of neighbouring positions begin, and the end of the last.
-        before: how many axes come first.
+        before: how many leading axes there are.
     """
     lead, rest = data.shape[:before], data.shape[before + len(shape) :]
     whole = (slice(None),) * before
@@ -43,13 +43,13 @@ def pick(
     if len(index) == math.prod(shape) and np.array_equal(index, np.arange(len(index))):
         return flat
     taken = flat.at[(*whole, np.maximum(index, 0).astype(np.int32))].get(mode="promise_in_bounds")
-    return jax.lax.optimization_barrier(taken)  # a gather inside a loop of function values would keep it from SIMD
+    return jax.lax.optimization_barrier(taken)  # a gather inside a loop of function values would prevent SIMD
 
 
 def _sum_windows(
     data: jax.Array, target: np.ndarray, shape: tuple[int, ...], runs: tuple[int, ...], before: int
 ) -> jax.Array | None:
-    """The sum of runs, each put in its window of an array; None where a run is no window."""
+    """Add up runs, each in its window of an array; return None if a run is not a window."""
     lead, rest, total = data.shape[:before], data.shape[before + 1 :], None
     for start, stop in pairwise(runs):
         window = as_window(target[start:stop], shape)
@@ -72,7 +72,7 @@ def sum_into(
     before: int = 0,
     chunk: int = 1,
 ) -> jax.Array:
-    """The sum of the rows of `data` for each target, in place of the axis of rows an array of some shape."""
+    """Add up the rows of `data` that share a target; the axis of rows becomes the axes of `shape`."""
     count, lead, rest = math.prod(shape), data.shape[:before], data.shape[before + 1 :]
     total = _sum_windows(data, target, shape, runs, before) if runs else None
     if total is not None:
@@ -85,6 +85,7 @@ def sum_into(
 
 
 def _scatter(data: jax.Array, target: np.ndarray, count: int, axis: int) -> jax.Array:
+    """Add up the rows along an axis that share one of `count` targets."""
     total = jax.ops.segment_sum(
         jnp.moveaxis(data, axis, 0), jnp.asarray(target, jnp.int32), num_segments=count, mode="promise_in_bounds"
     )

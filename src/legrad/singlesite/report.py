@@ -1,4 +1,4 @@
-"""What became of the changes: which primitives kept their structure, which lost it, and what that costs."""
+"""Report what became of the changes: which primitives kept their structure, which lost it, and the cost."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from legrad.singlesite.change import Change, Lazy, Site
+from legrad.singlesite.change import Change, Lazy
 from legrad.singlesite.labelled import K
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.plan import Plan
 from legrad.singlesite.propagate import Visit
+from legrad.singlesite.site import Site
 from legrad.trace.program import Program
 
 
 class _Local(threading.local):
-    """Who listens in this thread."""
+    """The explanations that this thread is collecting."""
 
     def __init__(self) -> None:
         self.listeners: list[Explanation] = []
@@ -33,12 +34,12 @@ class Row:
     Attributes:
         latent: the latent that changes.
         line: the user's line of code.
-        primitive: JAX's name of it.
+        primitive: JAX's name of the primitive.
         structure: "sparse" (few positions), "lazy" (a sum of products), "dense" or "scalar".
         touched: how many of the result's numbers one changed element touches.
         size: how many numbers the result has.
         numbers: how many numbers are computed for all elements and candidates.
-        note: why structure was lost, and what could be done.
+        note: why structure was lost, and what to do about it.
     """
 
     latent: str
@@ -53,7 +54,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Cost:
-    """The estimated work of one latent's changes, in numbers computed; `evaluation` is one of what sees it in f."""
+    """The estimated work of one latent's changes, in numbers computed.
+
+    `evaluation` is the work of evaluating once the part of f that depends on the latent.
+    """
 
     latent: str
     elements: int
@@ -76,11 +80,11 @@ class Cost:
 
 
 class Explanation:
-    """What `legrad.explain` found; printed, it is a table.
+    """The findings of `legrad.explain`, which print as a table.
 
     Attributes:
-        rows: one for each primitive and latent.
-        costs: one for each latent whose elements are changed one at a time.
+        rows: one row for each primitive and latent.
+        costs: one cost for each latent whose elements are changed one at a time.
         methods: how each latent of a guide is treated, in words.
     """
 
@@ -90,12 +94,12 @@ class Explanation:
         self.methods: dict[str, str] = {}
 
     def of(self, primitive: str) -> list[Row]:
-        """The rows of one primitive."""
+        """Return the rows of one primitive."""
         return [row for row in self.rows if row.primitive == primitive]
 
     @property
     def fallbacks(self) -> list[Row]:
-        """The primitives without a rule, which run in full for every element and candidate."""
+        """Return the rows of primitives without a rule, which run in full for every element and candidate."""
         return [row for row in self.rows if row.note.startswith("no rule")]
 
     def __str__(self) -> str:
@@ -114,7 +118,7 @@ class Explanation:
 
 @contextmanager
 def listening() -> Iterator[Explanation]:
-    """Collect what is planned meanwhile."""
+    """Collect an explanation of the plans that are made inside the context."""
     _LOCAL.listeners.append(Explanation())
     try:
         yield _LOCAL.listeners[-1]
@@ -123,19 +127,19 @@ def listening() -> Iterator[Explanation]:
 
 
 def is_listening() -> bool:
-    """Whether anybody collects what is planned."""
+    """Return whether an explanation is being collected."""
     return bool(_LOCAL.listeners)
 
 
 def tell_methods(methods: dict[str, str]) -> None:
-    """Report how each latent of a guide is treated to whoever listens."""
+    """Add how each latent of a guide is treated to the explanations being collected."""
     for listener in _LOCAL.listeners:
         listener.methods.update(methods)
 
 
-def tell(name: str, program: Program, number: int, count: int, plan: Plan | None) -> None:
-    """Report the plan of one latent to whoever listens; None where nothing depends on it."""
-    elements = math.prod(program.shapes[number])
+def tell(name: str, program: Program, input_id: int, count: int, plan: Plan | None) -> None:
+    """Add the plan of one latent to the explanations being collected; None if nothing depends on the latent."""
+    elements = math.prod(program.shapes[input_id])
     for listener in _LOCAL.listeners:
         if plan is None:
             listener.costs.append(Cost(name, elements, count, 0, 0, 0, "auto"))
@@ -150,6 +154,7 @@ def tell(name: str, program: Program, number: int, count: int, plan: Plan | None
 
 
 def _row(program: Program, name: str, plan: Plan, met: Visit, dense: set[int]) -> Row:
+    """Describe one operation; `dense` holds the ids of values that are dense already."""
     shape = program.shapes[met.op.outputs[0]]
     size = math.prod(shape)
     change = next((c for c in met.changes if c is not None), None)
@@ -160,6 +165,7 @@ def _row(program: Program, name: str, plan: Plan, met: Visit, dense: set[int]) -
 
 
 def _structure(change: Change, touched: int, size: int) -> str:
+    """Name the structure of a change: "scalar", "sparse", "lazy" or "dense"."""
     if size == 1:
         return "scalar"
     if touched < size:
@@ -172,10 +178,12 @@ def _structure(change: Change, touched: int, size: int) -> str:
 
 
 def _touched(site: Site, change: Change, shape: tuple[int, ...]) -> int:
+    """Count the places that all parts of a change touch."""
     return sum(_places(site, layout, shape) for layout in site.layouts(change))
 
 
 def _places(site: Site, layout: Layout, shape: tuple[int, ...]) -> int:
+    """Count the places that one element touches on a layout, on average."""
     free = math.prod(shape[a] for a in layout.free())
     if layout.entries is None:
         return free
@@ -184,6 +192,7 @@ def _places(site: Site, layout: Layout, shape: tuple[int, ...]) -> int:
 
 
 def _note(program: Program, met: Visit, structure: str, already: bool) -> str:
+    """Say why structure was lost at an operation; `already` says that it was lost before."""
     op = met.op
     if not met.rule:
         return "no rule: the whole primitive for every element and candidate"

@@ -1,4 +1,4 @@
-"""Conditions that all members of a batch decide together: each on its own, `vmap` would run both branches."""
+"""Conditions that all members of a batch decide together: with one for each member, `vmap` runs both branches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax.custom_batching import custom_vmap
 
 @custom_vmap
 def all_of(condition: jax.Array) -> jax.Array:
-    """A condition that holds for a batch if it holds for all members."""
+    """Return a condition that holds for a batch if it holds for all members."""
     return condition
 
 
@@ -20,7 +20,7 @@ def _all(size: int, batched: list[bool], condition: jax.Array) -> tuple[jax.Arra
 
 @custom_vmap
 def any_of(condition: jax.Array) -> jax.Array:
-    """A condition that holds for a batch if it holds for some member."""
+    """Return a condition that holds for a batch if it holds for any member."""
     return condition
 
 

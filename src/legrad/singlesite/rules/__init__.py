@@ -1,4 +1,4 @@
-"""The rules: what each primitive does to a change. A family a file; `fallback` is for whatever has no rule."""
+"""The rules: what each primitive does to a change. Each file has one family; `fallback` is for all other cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from legrad.trace.operations import ELEMENTWISE
 
 
 def _solve(step: Step) -> list[Change | None]:
-    """A triangular system is linear in its right-hand side."""
+    """Solve a triangular system, which is linear in its right-hand side."""
     a, b = step.operands
     return linear(step) if a.change is None and b.change is not None else fallback(step)
 
@@ -30,7 +30,7 @@ RULES: dict[str, Rule] = {
 
 
 def rule_of(name: str) -> Rule | None:
-    """Return the rule of a primitive or operation, or None; elementwise operations share one."""
+    """Return the rule of a primitive or operation, or None; elementwise operations share one rule."""
     return RULES.get(name, elementwise.nonlinear if name in ELEMENTWISE else None)
 
 

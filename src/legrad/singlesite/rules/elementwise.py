@@ -1,4 +1,4 @@
-"""Elementwise primitives: nonlinear ones act where the change reaches, linear ones keep a sum of products."""
+"""Elementwise primitives: nonlinear ones are evaluated where a change reaches, linear ones keep a sum of products."""
 
 from __future__ import annotations
 
@@ -11,35 +11,29 @@ import jax
 import jax.numpy as jnp
 
 from legrad.singlesite.accuracy import rounding, undecided
-from legrad.singlesite.change import Change, Lazy, New, Piece, holds_differences
+from legrad.singlesite.change import MOST_PIECES, Change, Lazy, New, Piece, holds_differences
 from legrad.singlesite.labelled import K, Labelled
 from legrad.singlesite.rules.operand import Operand, Rule, Step
-from legrad.singlesite.rules.products import multiply_pieces
+from legrad.singlesite.rules.pieces import multiply_pieces
 from legrad.trace.operations import run_equation
 from legrad.trace.primitives import ELEMENTWISE
 
-_MOST_PIECES = 8
-
 
 def nonlinear(step: Step) -> list[Change | None]:
-    """Any elementwise primitive: evaluated at the places that one of the operands' changes touches."""
-    site = step.site
-    layout = site.union([x for o in step.changing() for x in site.layouts(o.change)], step.shape)  # type: ignore[arg-type]
-    arrays = []
-    for x in step.operands:
-        arrays.append(site.take(x.base, layout) if x.change is None else site.as_new(x.change, x.base, layout))
-    dtypes = [x.base.dtype for x in step.operands]
-    cast = [Labelled(a.data.astype(d), a.axes) for a, d in zip(arrays, dtypes, strict=True)]
+    """Evaluate any elementwise primitive at the places that the change of an operand touches."""
+    layout, arrays = step.evaluated(step.shape)
+    cast = [Labelled(a.data.astype(x.base.dtype), a.axes) for a, x in zip(arrays, step.operands, strict=True)]
     results: list[Any] = []
 
     def run(*values: Any) -> Any:
         results.extend(run_equation(step.eqn, values))
         return results[0]
 
-    first = site.order.combine(run, *cast)
+    first = step.site.order.combine(run, *cast)
     return [New(layout, Labelled(r, first.axes)) for r in results]
 
 
+# The distance of the operands from the threshold of a comparison or rounding.
 _DISTANCE: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), lambda x, y: jnp.abs(x - y)),
     **dict.fromkeys(("floor", "ceil"), lambda x: jnp.abs(x - jnp.round(x))),
@@ -49,19 +43,18 @@ _DISTANCE: dict[str, Callable[..., Any]] = {
 
 
 def threshold(step: Step) -> list[Change | None]:
-    """A comparison, or a rounding: evaluated as any function, and flagged where lost digits decide on the side."""
+    """Evaluate a comparison or rounding as any function, and flag where lost digits decide the result."""
     _flag_undecided(step, _DISTANCE[step.eqn.primitive.name])
     return nonlinear(step)
 
 
 def _flag_undecided(step: Step, distance: Callable[..., Any]) -> None:
+    """Flag where an operand formed as base + difference is nearer to a threshold than its rounding error."""
     site = step.site
     formed = [x for x in step.changing() if isinstance(x.change, Lazy) and x.change.direct is None]
     if not formed or not jnp.issubdtype(formed[0].base.dtype, jnp.floating):
         return
-    layout = site.union([x for o in step.changing() for x in site.layouts(o.change)], step.shape)  # type: ignore[arg-type]
-    arrays = [site.take(x.base, layout) if x.change is None else site.as_new(x.change, x.base, layout)
-              for x in step.operands]  # fmt: skip
+    layout, arrays = step.evaluated(step.shape)
     parts = [site.take(x.base, layout) for x in formed]
     parts += [site.product(p, layout, step.shape) for x in formed for p in step.pieces(x)]
     dtype = formed[0].base.dtype
@@ -69,48 +62,50 @@ def _flag_undecided(step: Step, distance: Callable[..., Any]) -> None:
     def test(*values: Any) -> Any:
         new, parts = values[: len(arrays)], values[len(arrays) :]
         most = reduce(jnp.maximum, map(jnp.abs, parts))
-        # Whole numbers are added without an error.
+        # Sums of integers are exact.
         whole = reduce(jnp.logical_and, [part == jnp.round(part) for part in parts])
         exact = whole & (most < 1 / rounding(dtype))
         return ~exact & undecided(dtype, distance(*new), most)
 
-    site.flag(layout, site.order.combine(test, *arrays, *parts), step.shape)
+    site.digits.flag(layout, site.order.combine(test, *arrays, *parts), step.shape)
 
 
 def _negated(pieces: Sequence[Piece]) -> list[Piece]:
+    """Negate each piece."""
     return [Piece(p.layout, (Labelled(-p.factors[0].data, p.factors[0].axes), *p.factors[1:])) for p in pieces]
 
 
 def _sum(step: Step, pieces: Sequence[Piece], linear: bool = True) -> list[Change | None]:
-    """A sum of pieces; as values it can be had where the operands can.
+    """Return a sum of pieces, which can also be had as values if the operands can.
 
-    Of operands that are base + difference a linear function is formed as that, too: what is added may make up for
-    the digits that they lost. Another function is evaluated at their values.
+    If the operands are base + difference, a linear function of them is formed as base + difference too: what is added
+    may make up for the digits that the operands lost. Any other function is evaluated at the operands' values.
     """
     total, known = step.site.tidy(pieces), step.known()
-    if len(total.pieces) > _MOST_PIECES:
+    if len(total.pieces) > MOST_PIECES:
         return nonlinear(step)
     return [replace(total, direct=lambda: _values(step), known=known) if known or not linear else total]
 
 
 def _values(step: Step) -> New:
+    """Evaluate a primitive with one result."""
     (new,) = nonlinear(step)
     assert isinstance(new, New)
     return new
 
 
 def neg(step: Step) -> list[Change | None]:
-    """-x."""
+    """Compute -x."""
     return _sum(step, _negated(step.pieces(step.operands[0])))
 
 
 def add(step: Step) -> list[Change | None]:
-    """x + y."""
+    """Compute x + y."""
     return _sum(step, [p for x in step.changing() for p in step.pieces(x)])
 
 
 def sub(step: Step) -> list[Change | None]:
-    """x - y."""
+    """Compute x - y."""
     x, y = step.operands
     left = [] if x.change is None else list(step.pieces(x))
     right = [] if y.change is None else _negated(step.pieces(y))
@@ -118,12 +113,12 @@ def sub(step: Step) -> list[Change | None]:
 
 
 def identity(step: Step) -> list[Change | None]:
-    """The change as it is."""
+    """Return the change as it is."""
     return [step.operands[0].change]
 
 
 def stop(step: Step) -> list[Change | None]:
-    """The change without its derivative."""
+    """Return the change without its derivative."""
     change = step.operands[0].change
     if isinstance(change, New):
         return [New(change.layout, _stopped(change.value))]
@@ -133,11 +128,12 @@ def stop(step: Step) -> list[Change | None]:
 
 
 def _stopped(array: Labelled) -> Labelled:
+    """Stop the derivative of an array."""
     return Labelled(jax.lax.stop_gradient(array.data), array.axes)
 
 
 def _scaled(step: Step, x: Operand, by: Any) -> list[Piece]:
-    """The pieces of x, each times a constant array."""
+    """Multiply each piece of x by a constant array."""
     pieces = []
     for p in step.pieces(x):
         pieces.append(Piece(p.layout, (*p.factors, step.site.take(by, p.layout))))
@@ -145,7 +141,7 @@ def _scaled(step: Step, x: Operand, by: Any) -> list[Piece]:
 
 
 def mul(step: Step) -> list[Change | None]:
-    """x y: linear in each; with both changing, a polynomial where that saves work."""
+    """Compute x y, which is linear in each; if both change, as a polynomial where that saves work."""
     x, y = step.operands
     if y.change is None:
         return _sum(step, _scaled(step, x, y.base))
@@ -155,26 +151,30 @@ def mul(step: Step) -> list[Change | None]:
 
 
 def _polynomial(step: Step, x: Operand, y: Operand) -> list[Change | None]:
+    """Multiply two changing operands as a polynomial, if factors save work; otherwise as a nonlinear function."""
     first, second = step.pieces(x), step.pieces(y)
-    wide = [any(factor.has("v") for factor in p.factors) for p in (*first, *second)]
-    dense = [any(factor.has("v") and K in factor.axes for factor in p.factors) for p in (*first, *second)]
-    if not any(wide) or any(dense) or len(first) * len(second) > 4 or (x is not y and step.known()):
+    if not _saves_work([*first, *second]) or len(first) * len(second) > 4 or (x is not y and step.known()):
         return nonlinear(step)
     both = [multiply_pieces(step.site, p, q, step.shape) for p in first for q in second]
-    if any(p is None for p in both):
+    products = [p for p in both if p is not None]
+    if len(products) < len(both):
         return nonlinear(step)
     if x is y:
-        linear = [
-            Piece(p.layout, (*p.factors, Labelled(jnp.asarray(2, x.base.dtype), ())))
-            for p in _scaled(step, x, x.base)
-        ]
+        twice = Labelled(jnp.asarray(2, x.base.dtype), ())
+        linear = [Piece(p.layout, (*p.factors, twice)) for p in _scaled(step, x, x.base)]
     else:
         linear = [*_scaled(step, x, y.base), *_scaled(step, y, x.base)]
-    return _sum(step, [*linear, *(p for p in both if p is not None)], linear=False)
+    return _sum(step, [*linear, *products], linear=False)
+
+
+def _saves_work(pieces: Sequence[Piece]) -> bool:
+    """Return whether a piece varies along the value, and no factor does so for each candidate."""
+    dense = any(factor.has("v") and K in factor.axes for piece in pieces for factor in piece.factors)
+    return not dense and any(piece.varies() for piece in pieces)
 
 
 def power(step: Step) -> list[Change | None]:
-    """x², as a product; other powers are nonlinear."""
+    """Compute x² as a product; other powers are nonlinear."""
     (x,) = step.operands
     if step.eqn.params.get("y", 2) != 2 or not isinstance(x.change, Lazy):
         return nonlinear(step)
@@ -182,7 +182,7 @@ def power(step: Step) -> list[Change | None]:
 
 
 def div(step: Step) -> list[Change | None]:
-    """x / c."""
+    """Compute x / y, which is linear in x if y is constant."""
     x, y = step.operands
     if y.change is not None or not jnp.issubdtype(x.base.dtype, jnp.floating):
         return nonlinear(step)
@@ -190,7 +190,7 @@ def div(step: Step) -> list[Change | None]:
 
 
 def convert(step: Step) -> list[Change | None]:
-    """Another type: linear between types that hold a difference."""
+    """Convert to another type, which is linear between types that hold a difference."""
     (x,) = step.operands
     old, new = x.base.dtype, step.results[0].dtype
     widens = jnp.issubdtype(new, jnp.floating) or (new == jnp.int64 and old == jnp.int32)
@@ -198,13 +198,13 @@ def convert(step: Step) -> list[Change | None]:
     if jnp.issubdtype(old, jnp.floating) and not widens:
         _flag_undecided(step, jnp.abs if jnp.issubdtype(new, jnp.bool_) else _DISTANCE["floor"])
     if not (holds_differences(old) and widens and exact):
-        return nonlinear(step)  # integers may wrap around: where it costs nothing, the values themselves are cast
+        return nonlinear(step)  # integers may wrap around: cast the values themselves if that costs nothing
     assert x.change is not None
     return [step.site.cast(x.change, x.base, new)]
 
 
 def select(step: Step) -> list[Change | None]:
-    """A choice between operands; linear in them where the predicate is constant."""
+    """Choose between operands, which is linear in them if the predicate is constant."""
     which, *cases = step.operands
     if which.change is not None:
         return nonlinear(step)
@@ -218,7 +218,7 @@ def select(step: Step) -> list[Change | None]:
 
 
 def _settled(rule: Rule) -> Rule:
-    """A choice that is known to fall on one operand everywhere, as a support check of known data, is that operand."""
+    """Skip a choice that is known to fall on one operand everywhere, such as a support check of known data."""
 
     def either(step: Step) -> list[Change | None]:
         which = step.operands[0].read()
@@ -230,7 +230,7 @@ def _settled(rule: Rule) -> Rule:
 
 
 def _broad(step: Step) -> Step:
-    """Primitives broadcast scalars and axes of size 1 by themselves: here that is done first."""
+    """Broadcast scalars and axes of size 1, which primitives do by themselves, so that all shapes are equal."""
     operands = []
     for x in step.operands:
         if x.change is not None and x.shape != step.shape:
@@ -243,11 +243,12 @@ def _broad(step: Step) -> Step:
 
 
 def _always(rule: Rule) -> Rule:
+    """Apply a rule to operands of equal shape."""
     return lambda step: rule(_broad(step))
 
 
 def _if_lazy(rule: Rule) -> Rule:
-    """A rule for differences: for a change in that form, of numbers."""
+    """Apply a rule for differences if the changes are numeric and best kept as differences."""
 
     def either(step: Step) -> list[Change | None]:
         step = _broad(step)
@@ -258,7 +259,7 @@ def _if_lazy(rule: Rule) -> Rule:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, _always(nonlinear)),  # right for any; those below keep more structure
+    **dict.fromkeys(ELEMENTWISE, _always(nonlinear)),  # right for all of them; the rules below keep more structure
     **dict.fromkeys(_DISTANCE, _always(threshold)),
     "copy": identity,
     "stop_gradient": stop,

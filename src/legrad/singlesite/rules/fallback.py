@@ -1,4 +1,4 @@
-"""The batched primitive: exact for anything, at the cost of a change that touches everything."""
+"""Run a primitive on a batch of all elements and candidates: exact for any primitive, but touches everything."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from legrad.trace.operations import run_equation
 
 
 def _batch(step: Step, arrays: list[Labelled]) -> tuple[Axis, ...]:
+    """Return the axes of some arrays that are not axes of the value."""
     return step.site.order.sort({axis for array in arrays for axis in array.axes if axis[0] != "v"})
 
 
 def _whole(step: Step, array: Labelled, shape: tuple[int, ...], batch: tuple[Axis, ...]) -> Any:
-    """An array with all axes of its value, and one leading axis for the batch."""
+    """Return an array with all axes of its value, and one leading axis for the batch."""
     sizes = {axis: array.size_of(axis) for axis in array.axes} | dict(step.site.sizes)
     sizes |= {V(a): n for a, n in enumerate(shape)}
     data = spread(array, [*batch, *map(V, range(len(shape)))], sizes)
@@ -26,17 +27,18 @@ def _whole(step: Step, array: Labelled, shape: tuple[int, ...], batch: tuple[Axi
 
 
 def _named(step: Step, data: jax.Array, batch: tuple[Axis, ...], shape: tuple[int, ...]) -> Labelled:
+    """Name the axes of an array whose leading axis is the batch."""
     data = data.reshape(*(step.site.sizes[axis] for axis in batch), *shape)
     return Labelled(data, (*batch, *map(V, range(len(shape))))).squeezed()
 
 
 def _free(x: Operand) -> Layout:
-    """Everything touched."""
+    """Return the layout of an operand that touches everything."""
     return Layout((None,) * len(x.shape))
 
 
 def fallback(step: Step) -> list[Change | None]:
-    """Run the primitive under vmap, for every element and candidate."""
+    """Run the primitive under vmap for every element and candidate."""
     site = step.site
     arrays = {i: site.as_new(x.change, x.base, _free(x)) for i, x in enumerate(step.operands) if x.change is not None}
     batch = _batch(step, list(arrays.values()))
@@ -54,7 +56,7 @@ def fallback(step: Step) -> list[Change | None]:
 
 
 def linear(step: Step) -> list[Change | None]:
-    """A primitive that is linear in the one operand that changes: run on the factors that vary along its axes."""
+    """Run a primitive that is linear in the one operand that changes on the factors that vary along its axes."""
     changing = step.changing()
     if len(changing) != 1 or len(step.results) != 1:
         return fallback(step)

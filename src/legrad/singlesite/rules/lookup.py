@@ -1,4 +1,4 @@
-"""Gather and scatter: moves where the indices are known constants, look-ups in a table where they change."""
+"""Gather and scatter: moves if the indices are known constants, look-ups in a table if they change."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from legrad.singlesite.change import Change, Lazy, New, holds_differences
 from legrad.singlesite.labelled import Axis, Labelled, V, arrange
 from legrad.singlesite.layout import Layout
 from legrad.singlesite.rules.fallback import fallback, linear
-from legrad.singlesite.rules.movement import Move, merge, move
+from legrad.singlesite.rules.move import Move, merge, move
 from legrad.singlesite.rules.operand import Operand, Rule, Step
 from legrad.trace.operations import run_equation
 
 
 def gather(step: Step) -> list[Change | None]:
-    """x[constant], table[latent]; both at once take the batched primitive."""
+    """Compute x[constant] as a move and table[latent] as a look-up; if both change, take the fallback."""
     x, *parts = step.operands
     if x.change is None:
         return _look_up(step, x, parts)
@@ -28,7 +28,7 @@ def gather(step: Step) -> list[Change | None]:
         return fallback(step)
     known = index.read()
     if known is None or x.base.size == 0 or index.base.size == 0:
-        # Of a difference, what lies out of bounds is zero, whatever the value is filled with.
+        # Out of bounds a difference is zero, for any fill value.
         unfilled = step.eqn.replace(params={**step.eqn.params, "fill_value": 0})
         if holds_differences(x.base.dtype):
             return linear(Step(step.site, unfilled, step.operands, step.results))
@@ -37,12 +37,13 @@ def gather(step: Step) -> list[Change | None]:
 
 
 def _pick(step: Step, x: Operand, known: np.ndarray) -> Move:
-    numbers = step.eqn.params["dimension_numbers"]
+    """Return the move of x to a gather's result at known indices."""
+    dims = step.eqn.params["dimension_numbers"]
     sizes = step.eqn.params["slice_sizes"]
-    batching = tuple(getattr(numbers, "operand_batching_dims", ()))
-    windows = [a for a in range(len(x.shape)) if a not in numbers.collapsed_slice_dims and a not in batching]
-    alone = [a for a in windows if sizes[a] == x.shape[a] and a not in numbers.start_index_map]
-    passed = {a: numbers.offset_dims[windows.index(a)] for a in alone}
+    batching = tuple(getattr(dims, "operand_batching_dims", ()))
+    windows = [a for a in range(len(x.shape)) if a not in dims.collapsed_slice_dims and a not in batching]
+    alone = [a for a in windows if sizes[a] == x.shape[a] and a not in dims.start_index_map]
+    passed = {a: dims.offset_dims[windows.index(a)] for a in alone}
     worked = [a for a in range(len(x.shape)) if a not in passed]
     made = [b for b in range(len(step.shape)) if b not in passed.values()]
     source = _positions(x.shape, lambda p: _run_now(step, [p, known], fill_value=-1), passed, worked)
@@ -50,7 +51,7 @@ def _pick(step: Step, x: Operand, known: np.ndarray) -> Move:
 
 
 def _run_now(step: Step, operands: list[Any], **params: Any) -> np.ndarray:
-    """Run the primitive on positions, now; 32-bit integers hold them whatever the settings of JAX."""
+    """Run the primitive on positions while tracing; with any setting of JAX, the positions are 32-bit integers."""
     with jax.ensure_compile_time_eval():
         return np.asarray(step.eqn.primitive.bind(*operands, **{**step.eqn.params, **params}))
 
@@ -61,7 +62,7 @@ def _positions(
     passed: dict[int, int],
     worked: list[int],
 ) -> np.ndarray:
-    """Which position along the worked axes each number of the result comes from; -1 where from none."""
+    """Return the flat position along the worked axes that each number of the result comes from; -1 for none."""
     index = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
     taken = run(index)
     first = tuple(0 if b in passed.values() else slice(None) for b in range(taken.ndim))
@@ -72,6 +73,7 @@ def _positions(
 
 
 def _read(v: Any, source: np.ndarray, fill: Any) -> Any:
+    """Read an array, of NumPy or JAX, at flat positions, with a fill value at -1."""
     if isinstance(v, np.ndarray):
         return np.where(source >= 0, v.reshape(-1)[np.maximum(source, 0)], fill)
     taken = v.reshape(-1).at[np.maximum(source, 0)].get(mode="promise_in_bounds")
@@ -79,37 +81,50 @@ def _read(v: Any, source: np.ndarray, fill: Any) -> Any:
 
 
 def _look_up(step: Step, table: Operand, parts: Sequence[Operand]) -> list[Change | None]:
-    """A table at changed indices: one look-up for each place that is touched."""
-    site, numbers, shape = step.site, step.eqn.params["dimension_numbers"], parts[0].shape
-    last = len(shape) - 1
+    """Look up a constant table at changed indices, once for each place that is touched.
+
+    `_columns` reads the indices at those places, one array for each axis of the table, and `_gathered` looks them up.
+    Then the axes of the indices, and of the windows read from the table, get their places in the result.
+    """
+    site, dims, shape = step.site, step.eqn.params["dimension_numbers"], parts[0].shape
+    last = len(shape) - 1  # the axis of an index's components
     layouts = [layout for p in parts if p.change is not None for layout in site.layouts(p.change)]
     layout = site.union(layouts, shape, [last])
+    columns = _columns(step, parts, layout)
+    order = site.order.sort({axis for column in columns for axis in column.axes})
+    batching = tuple(getattr(dims, "operand_batching_dims", ()))
+    plain = jax.lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(len(order), len(order) + len(dims.offset_dims))),
+        collapsed_slice_dims=tuple(sorted((*dims.collapsed_slice_dims, *batching))),
+        start_index_map=(*batching, *dims.start_index_map),
+    )
+    data = _gathered(step, table.base, [arrange(column, order) for column in columns], plain)
+    into = dict(enumerate(b for b in range(len(step.shape)) if b not in dims.offset_dims))
+    axes = [V(into[axis[1]]) if axis[0] == "v" else axis for axis in order] + [V(b) for b in dims.offset_dims]
+    where: list[Any] = [None] * len(step.shape)
+    for a, b in into.items():
+        where[b] = layout.where[a]
+    moved = Layout(layout.where[:last], layout.entries).rename(where, into)
+    return [New(moved, Labelled(data, tuple(axes)).squeezed())]
+
+
+def _columns(step: Step, parts: Sequence[Operand], layout: Layout) -> list[Labelled]:
+    """Read the indices of a look-up at the places of a layout, each component on its own.
+
+    Batch axes of the table and of the index belong together: the index along them is the position itself.
+    """
+    site, shape, last = step.site, parts[0].shape, len(parts[0].shape) - 1
     columns: list[Labelled] = []
     for p in parts:
         column = site.take(p.base, layout) if p.change is None else site.as_new(p.change, p.base, layout)
         columns += [column] if p.shape[last] == 1 else [_component(column, V(last), i) for i in range(p.shape[last])]
-    # Batch axes of table and index go together: there the index is the position itself.
-    batching = tuple(getattr(numbers, "operand_batching_dims", ()))
-    own = [site.position(layout, a, shape[a]) for a in getattr(numbers, "start_indices_batching_dims", ())]
-    columns = [*(Labelled(p.data.astype(columns[0].data.dtype), p.axes) for p in own), *columns]
-    order = site.order.sort({axis for column in columns for axis in column.axes})
-    plain = jax.lax.GatherDimensionNumbers(
-        offset_dims=tuple(range(len(order), len(order) + len(numbers.offset_dims))),
-        collapsed_slice_dims=tuple(sorted((*numbers.collapsed_slice_dims, *batching))),
-        start_index_map=(*batching, *numbers.start_index_map),
-    )
-    data = _gathered(step, table.base, [arrange(column, order) for column in columns], plain)
-    batch_out = [b for b in range(len(step.shape)) if b not in numbers.offset_dims]
-    number = dict(zip(range(last), batch_out, strict=True))
-    axes = [V(number[axis[1]]) if axis[0] == "v" else axis for axis in order] + [V(b) for b in numbers.offset_dims]
-    where: list[Any] = [None] * len(step.shape)
-    for a, b in number.items():
-        where[b] = layout.where[a]
-    moved = Layout(layout.where[:last], layout.entries).rename(where, number)
-    return [New(moved, Labelled(data, tuple(axes)).squeezed())]
+    batching = getattr(step.eqn.params["dimension_numbers"], "start_indices_batching_dims", ())
+    own = [site.position(layout, a, shape[a]) for a in batching]
+    return [*(Labelled(p.data.astype(columns[0].data.dtype), p.axes) for p in own), *columns]
 
 
 def _component(array: Labelled, axis: Axis, i: int) -> Labelled:
+    """Return an array at one position along an axis."""
     if axis not in array.axes:
         return array
     at = array.axes.index(axis)
@@ -118,30 +133,30 @@ def _component(array: Labelled, axis: Axis, i: int) -> Labelled:
     )
 
 
-def _gathered(step: Step, table: Any, columns: list[Any], numbers: Any) -> Any:
-    """Look up by separate indices; one number each from a table of known bounds takes one flat index."""
+def _gathered(step: Step, table: Any, columns: list[Any], dims: Any) -> Any:
+    """Look up by separate indices; use one flat index to read single numbers by indices known to be in bounds."""
     shape = jnp.broadcast_shapes(*(c.shape for c in columns))
-    params = {**step.eqn.params, "dimension_numbers": numbers}
+    params = {**step.eqn.params, "dimension_numbers": dims}
     bounded = params["mode"] == jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
     if (
         bounded
         and table.size < 1 << 31
-        and not numbers.offset_dims
-        and len(numbers.collapsed_slice_dims) == table.ndim
+        and not dims.offset_dims
+        and len(dims.collapsed_slice_dims) == table.ndim
         and len(columns) > 1
     ):
-        sizes = [table.shape[d] for d in numbers.start_index_map]
+        sizes = [table.shape[d] for d in dims.start_index_map]
         flat = columns[0].astype(jnp.int32)  # narrow types could not hold the product
         for size, column in zip(sizes[1:], columns[1:], strict=True):
             flat = flat * size + column.astype(jnp.int32)
-        table = jnp.transpose(table, numbers.start_index_map).reshape(-1)
+        table = jnp.transpose(table, dims.start_index_map).reshape(-1)
         return table.at[flat].get(mode="promise_in_bounds")
     vector = jnp.stack([jnp.broadcast_to(c, shape) for c in columns], axis=-1)
     return step.eqn.primitive.bind(table, vector, **params)
 
 
 def scatter(step: Step) -> list[Change | None]:
-    """x.at[constant].set(y): what is overwritten is gone, the rest stays, y goes to its places."""
+    """Compute x.at[constant].set(y): move x where it is not overwritten, and y to its places."""
     x, index, y = step.operands
     known = None if index.change is not None else index.read()
     if known is None or 0 in (x.base.size, y.base.size):
@@ -163,12 +178,13 @@ def scatter(step: Step) -> list[Change | None]:
 
 
 def _everywhere(operand: Operand, step: Step, source: np.ndarray) -> Move:
+    """Return a move over all axes that reads the operand at flat positions."""
     worked, made = list(range(len(operand.shape))), list(range(len(step.shape)))
     return Move({}, worked, made, lambda v, fill: _read(v, source, fill), total=False)
 
 
 def scatter_add(step: Step) -> list[Change | None]:
-    """x.at[constant].add(y): linear in both."""
+    """Compute x.at[constant].add(y), which is linear in both."""
     x, index, y = step.operands
     if index.change is not None or not jnp.issubdtype(x.base.dtype, jnp.number):
         return fallback(step)

@@ -1,15 +1,10 @@
-"""Data movement: numbers go to other positions, and the layout says where.
-
-Each primitive is described once, as a function of an array over the axes that it works on; axes that it leaves alone
-keep their layout. The same function moves the numbers themselves, where a change touches all of an axis, and an array
-of positions, where it touches few.
-"""
+"""Slices, reshapes, transposes, concatenations: primitives that move numbers to other positions, each as a `Move`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,240 +12,51 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.change import Change, Lazy, New, Piece, Site
-from legrad.singlesite.labelled import Axis, Labelled, M, V, arrange, spread
-from legrad.singlesite.layout import ENTRIES, Layout, from_keys, keys, rows
+from legrad.singlesite.change import Change
 from legrad.singlesite.rules.fallback import fallback
-from legrad.singlesite.rules.operand import Operand, Rule, Step
-
-
-@dataclass(frozen=True, eq=False)
-class Move:
-    """How one operand goes into one result.
-
-    Attributes:
-        passed: axes that are left alone: operand's to result's.
-        worked: the operand's other axes.
-        made: the result's other axes.
-        apply: takes an array over `worked` (of numpy or JAX) and a fill to one over `made`.
-        total: whether every position of the result comes from the operand.
-    """
-
-    passed: dict[int, int]
-    worked: list[int]
-    made: list[int]
-    apply: Callable[[Any, Any], Any]
-    total: bool = True
-
-
-def move(step: Step, x: Operand, how: Move, base: Any) -> Change:
-    """The change of a result that takes its numbers from one operand."""
-    site, shape, out = step.site, x.shape, tuple(base.shape)
-    assert x.change is not None
-    vanishing = [] if how.made else [a for a in how.worked if shape[a] == 1]
-    change = site.loosen(x.change, x.base, vanishing)
-    if isinstance(change, New):
-        layout, arrays, mask = _moved(site, change.layout, [change.value], how, shape, out)
-        value = arrays[0]
-        if mask is not None:
-            value = site.order.combine(jnp.where, mask, value, site.take(base, layout))
-        return New(layout, value)
-    pieces = []
-    for piece in change.pieces:
-        layout, arrays, mask = _moved(site, piece.layout, list(piece.factors), how, shape, out)
-        pieces.append(Piece(layout, tuple(arrays) if mask is None else site.masked(arrays, mask)))
-    return site.moved(change, pieces, lambda new: move(step, Operand(x.base, new, x.read), how, base))
-
-
-def _moved(
-    site: Site, layout: Layout, arrays: list[Labelled], how: Move, shape: tuple[int, ...], out: tuple[int, ...]
-) -> tuple[Layout, list[Labelled], Labelled | None]:
-    """A layout and the arrays on it after a move; the mask says which numbers come from the operand."""
-    names = {V(a): V(b) for a, b in how.passed.items()}
-    tight = _tight(layout, how, shape)
-    if tight and not site.sparse:
-        loose = Layout(tuple(None if a in tight else w for a, w in enumerate(layout.where)))
-        mask = site.reached(layout, loose, shape)
-        assert mask is not None
-        assert layout.entries is None
-        moved, (*values, reached), _ = _moved(site, loose, [*arrays, mask], how, shape, out)
-        return moved, values, reached
-    if tight:
-        return _listed(site, layout, arrays, how, shape, out)
-    where: list[Any] = [None] * len(out)
-    for a, b in how.passed.items():
-        where[b] = layout.where[a]
-    renamed = layout.rename(where, how.passed)
-    mask = None
-    if not how.total:
-        known = np.asarray(how.apply(np.ones([shape[a] for a in how.worked], bool), False))
-        mask = Labelled(jnp.asarray(known), tuple(map(V, how.made))).squeezed()
-    return renamed, [_apply(f, how, shape, names) for f in arrays], mask
-
-
-def _tight(layout: Layout, how: Move, shape: tuple[int, ...]) -> list[int]:
-    """The worked axes along which few positions are touched."""
-    return [a for a in how.worked if layout.where[a] == ENTRIES or (layout.where[a] is not None and shape[a] > 1)]
-
-
-def _apply(array: Labelled, how: Move, shape: tuple[int, ...], names: dict[Axis, Axis]) -> Labelled:
-    """Move the numbers of an array that is touched everywhere along the worked axes."""
-    worked = [V(a) for a in how.worked]
-    if not any(axis in array.axes for axis in worked):
-        return array.rename(names)
-    rest = [axis for axis in array.axes if axis not in worked]
-    sizes = {axis: array.size_of(axis) for axis in rest} | {V(a): shape[a] for a in how.worked}
-    data = spread(array, [*rest, *worked], sizes)
-    run: Callable[[Any], Any] = lambda value: how.apply(value, jnp.zeros((), value.dtype))  # noqa: E731
-    for _ in rest:
-        run = jax.vmap(run)
-    result = Labelled(run(data), (*rest, *(("w", b) for b in how.made)))
-    return result.rename(names).rename({("w", b): V(b) for b in how.made}).squeezed()
-
-
-def _listed(
-    site: Site, layout: Layout, arrays: list[Labelled], how: Move, shape: tuple[int, ...], out: tuple[int, ...]
-) -> tuple[Layout, list[Labelled], Labelled | None]:
-    """Follow the touched positions one by one: the result's layout is a list of entries."""
-    tight = _tight(layout, how, shape)
-    covered = {w for w in (layout.where[a] for a in tight) if isinstance(w, int)}
-    covered |= set() if layout.entries is None else set(layout.entries.elements)
-    # An axis left alone that follows a covered axis of the latent is listed too.
-    follow = [a for a in how.passed if layout.where[a] in covered or layout.where[a] == ENTRIES]
-    axes = sorted(covered)
-    table = rows(layout, site.shape, axes)
-    count = len(table.elements[axes[0]])
-    # The positions over all worked axes; those along free ones are listed in full.
-    free = [a for a in how.worked if a not in tight]
-    grid = np.indices([count, *(shape[a] for a in free)], dtype=np.int32).reshape(1 + len(free), -1)
-    row, at = grid[0], {a: grid[1 + i] for i, a in enumerate(free)}
-    at |= {a: table.positions[a][row] for a in tight}
-    sizes = [shape[a] for a in how.worked]
-    flat = np.ravel_multi_index([at[a] for a in how.worked], sizes)
-    source = np.asarray(how.apply(np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(sizes), -1)).reshape(-1)
-    # Join: every row with every position of the result that reads its number.
-    order = np.argsort(source, kind="stable")
-    first = np.searchsorted(source[order], flat, "left")
-    number = np.searchsorted(source[order], flat, "right") - first
-    which = np.repeat(np.arange(len(flat)), number)
-    step_in = np.arange(len(which)) - np.repeat(np.cumsum(number) - number, number)
-    target = order[np.repeat(first, number) + step_in]
-    made = dict(zip(how.made, np.unravel_index(target, [out[b] for b in how.made]), strict=True)) if how.made else {}
-    positions = {b: p for b, p in made.items()} | {how.passed[a]: table.positions[a][row[which]] for a in follow}
-    listed = sorted(positions)
-    elements = {j: e[row[which]] for j, e in table.elements.items()}
-    moved = type(table)(None, elements, positions)
-    key = keys(moved, axes, listed, site.shape, out)
-    sort = np.argsort(key, kind="stable")
-    entries, order = from_keys(key[sort], axes, listed, site.shape, out)
-    where: list[Any] = [ENTRIES if b in positions else None for b in range(len(out))]
-    for a, b in how.passed.items():
-        if a not in follow:
-            where[b] = layout.where[a]
-    chosen = which[sort][order]
-    names = {V(a): V(b) for a, b in how.passed.items() if a not in follow}
-    results = []
-    for array in arrays:
-        listing = [a for a in free if V(a) in array.axes]
-        if not listing:
-            results.append(site.rows_of(array, table, layout, axes, row[chosen], entries.runs).rename(names))
-            continue
-        every = site.rows_of(array, table, layout, axes, np.arange(count))
-        index: dict[Axis, np.ndarray] = {M: row[chosen]} if M in every.axes else {}
-        index |= {V(a): at[a][chosen] for a in listing}
-        left = tuple(axis for axis in every.axes if axis not in index)
-        picked = arrange(every, [*index, *left]).at[tuple(index.values())].get(mode="promise_in_bounds")
-        results.append(Labelled(picked, (M, *left)).rename(names))
-    return Layout(tuple(where), entries), results, None
-
-
-def merge(step: Step, changes: Sequence[Change], regions: Sequence[np.ndarray], base: Any) -> Change:
-    """Changes of separate parts of one value; `regions` says which numbers belong to each part."""
-    if len(changes) == 1:
-        return changes[0]
-    site = step.site
-    lazy = [c for c in changes if isinstance(c, Lazy)]
-    if len(lazy) == len(changes) and sum(len(c.pieces) for c in lazy) <= 8:
-        pieces = site.tidy([p for c in lazy for p in c.pieces])
-        if not all(c.known for c in lazy):
-            return pieces
-        return replace(
-            pieces, direct=lambda: _merged(step, [site.directly(c) for c in lazy], regions, base), known=True
-        )
-    return _merged(step, changes, regions, base)
-
-
-def _merged(step: Step, changes: Sequence[Change], regions: Sequence[np.ndarray], base: Any) -> New:
-    """The same as values."""
-    site = step.site
-    shape = tuple(base.shape)
-    layout = site.union([x for c in changes for x in site.layouts(c)], shape)
-    total = site.take(base, layout)
-    for c, region in zip(changes, regions, strict=True):
-        if isinstance(c, New):
-            part = site.overlay(total, c.value, c.layout, layout, shape)
-            along = [a for a, n in enumerate(region.shape) if n > 1]
-            inside = bool(along) and all(c.layout.where[a] is not None for a in along)
-            total = part if inside else site.order.combine(jnp.where, site.take(region, layout), part, total)
-        else:
-            for piece in c.pieces:
-                total = site.order.combine(jnp.add, total, site.product(piece, layout, shape))
-    return New(layout, total)
-
-
-# --- the primitives ------------------------------------------------------------------------------------------
+from legrad.singlesite.rules.move import Move, merge, move
+from legrad.singlesite.rules.operand import Rule, Step
 
 
 def _one(step: Step, how: Move) -> list[Change | None]:
+    """Move the first operand into the only result."""
     return [move(step, step.operands[0], how, step.results[0])]
 
 
 def transpose(step: Step) -> list[Change | None]:
-    """Axes in another order."""
+    """Reorder axes."""
     passed = {a: b for b, a in enumerate(step.eqn.params["permutation"])}
     return _one(step, Move(passed, [], [], lambda v, fill: v))
 
 
 def broadcast_in_dim(step: Step) -> list[Change | None]:
-    """New axes, along which the value is constant."""
+    """Add axes along which the value is constant."""
     x = step.operands[0]
     assert x.change is not None
     return [step.site.broadcast(x.change, x.base, step.eqn.params["broadcast_dimensions"], step.shape)]
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The smallest groups of axes that a reshape takes to each other."""
+    """Return the smallest groups of axes that a reshape maps to each other: those with equal products of sizes."""
     groups, i, j = [], 0, 0
     while i < len(old) or j < len(new):
-        a, b = [], []
-        m = n = 1
-        if i < len(old):
-            a.append(i)
-            m *= old[i]
-            i += 1
-        if j < len(new):
-            b.append(j)
-            n *= new[j]
-            j += 1
-        while m != n:
+        first = i, j
+        i, j = min(i + 1, len(old)), min(j + 1, len(new))
+        while (m := math.prod(old[first[0] : i])) != (n := math.prod(new[first[1] : j])):
             if (m < n and i < len(old)) or j >= len(new):
-                a.append(i)
-                m *= old[i]
                 i += 1
             else:
-                b.append(j)
-                n *= new[j]
                 j += 1
-        groups.append((a, b))
+        groups.append((list(range(first[0], i)), list(range(first[1], j))))
     return groups
 
 
 def reshape(step: Step) -> list[Change | None]:
-    """Axes merged, split, or of size 1 added and dropped."""
+    """Merge and split axes, and add and drop axes of size 1."""
     x, out = step.operands[0], step.shape
     if 0 in x.shape:
         return fallback(step)
-    # Axes of size 1 come and go freely: without them more axes are left alone.
+    # Match the axes without those of size 1, so that more of them are left alone.
     old, new = ([a for a, n in enumerate(s) if n != 1] for s in (x.shape, out))
     passed: dict[int, int] = {}
     worked: list[int] = [a for a, n in enumerate(x.shape) if n == 1]
@@ -266,18 +72,18 @@ def reshape(step: Step) -> list[Change | None]:
 
 
 def squeeze(step: Step) -> list[Change | None]:
-    """Axes of size 1 dropped."""
+    """Drop axes of size 1."""
     return reshape(step)
 
 
 def _along(shape: Sequence[int], axes: Sequence[int], apply: Callable[[Any, Any], Any], total: bool = True) -> Move:
-    """A move that works along some axes and keeps their order."""
+    """Return a move that works along some axes and keeps all axes in place."""
     worked = list(axes)
     return Move({a: a for a in range(len(shape)) if a not in worked}, worked, worked, apply, total)
 
 
 def slice_(step: Step) -> list[Change | None]:
-    """A window with strides."""
+    """Take a window with strides."""
     p, shape = step.eqn.params, step.operands[0].shape
     strides = p["strides"] or (1,) * len(shape)
     window = list(zip(p["start_indices"], p["limit_indices"], strides, strict=True))
@@ -287,14 +93,14 @@ def slice_(step: Step) -> list[Change | None]:
 
 
 def rev(step: Step) -> list[Change | None]:
-    """Axes turned around."""
+    """Reverse axes."""
     axes = list(step.eqn.params["dimensions"])
     cut = tuple(slice(None, None, -1) for _ in axes)
     return _one(step, _along(step.shape, axes, lambda v, fill: v[cut]))
 
 
 def pad(step: Step) -> list[Change | None]:
-    """A value among copies of another number."""
+    """Pad a value with copies of a scalar."""
     x, filler = step.operands
     config = step.eqn.params["padding_config"]
     if filler.change is not None or x.change is None:
@@ -311,7 +117,7 @@ def pad(step: Step) -> list[Change | None]:
 
 
 def concatenate(step: Step) -> list[Change | None]:
-    """Values one after the other."""
+    """Join values along an axis."""
     axis, start = step.eqn.params["dimension"], 0
     place = np.arange(step.shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(step.shape))])
     changes, regions = [], []
@@ -324,6 +130,7 @@ def concatenate(step: Step) -> list[Change | None]:
 
 
 def _placed(shape: Sequence[int], out: Sequence[int], axis: int, start: int) -> Move:
+    """Return the move of an operand to its place along an axis of a concatenation."""
     after = out[axis] - start - shape[axis]
 
     def apply(v: Any, fill: Any) -> Any:
@@ -334,7 +141,7 @@ def _placed(shape: Sequence[int], out: Sequence[int], axis: int, start: int) -> 
 
 
 def split(step: Step) -> list[Change | None]:
-    """A value in parts."""
+    """Split a value into parts."""
     x, axis, start, parts = step.operands[0], step.eqn.params["axis"], 0, []
     for size, base in zip(step.eqn.params["sizes"], step.results, strict=True):
         cut = slice(start, start + size)
@@ -348,7 +155,7 @@ def _cut(cut: slice, v: Any, fill: Any) -> Any:
 
 
 def dynamic_slice(step: Step) -> list[Change | None]:
-    """A window of known place."""
+    """Take a window at a known place."""
     x, *starts = step.operands
     known = [s.read() for s in starts]
     if any(s is None for s in known) or x.change is None:

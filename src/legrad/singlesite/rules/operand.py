@@ -1,4 +1,4 @@
-"""What a rule is given: the operands of one equation, and what changes in them."""
+"""The input of a rule: the operands of one equation, and their changes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad.singlesite.accuracy import DIFFERENCES, Need
-from legrad.singlesite.change import Change, Lazy, New, Piece, Site, holds_differences
+from legrad.singlesite.change import Change, Lazy, New, Piece, holds_differences
 from legrad.singlesite.labelled import Labelled
 from legrad.singlesite.layout import Layout
+from legrad.singlesite.site import Site
 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One operand: its value at the pivot, its change (None for a constant), its numbers where they can be read."""
+    """An operand of an equation.
+
+    Attributes:
+        base: the operand's value at the pivot.
+        change: the operand's change; None for a constant.
+        read: a function that returns the numbers of a constant, or None if they cannot be read while tracing.
+    """
 
     base: Any
     change: Change | None
@@ -25,22 +32,22 @@ class Operand:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Return the operand's shape."""
         return tuple(self.base.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One equation at work: what a rule sees.
+    """One equation as a rule sees it.
 
     Attributes:
         site: the latent whose elements change.
         eqn: the equation.
-        operands: its operands.
-        results: its results at the pivot.
-        summed: the axes of the result along which nothing but its sum matters.
+        operands: the equation's operands.
+        results: the equation's results at the pivot.
+        summed: the axes of the first result along which only the sum matters.
         need: what the results are used for.
-        scratch: arrays that the rule holds while it works, beside what it gives back.
+        scratch: arrays that the rule holds while it works, besides the changes that it returns.
     """
 
     site: Site
@@ -53,18 +60,18 @@ class Step:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the first result."""
+        """Return the shape of the first result."""
         return tuple(self.results[0].shape)
 
     def changing(self) -> list[Operand]:
-        """The operands that change."""
+        """Return the operands that change."""
         return [x for x in self.operands if x.change is not None]
 
     def prefers_differences(self) -> bool:
-        """Whether a linear rule should keep differences: they are, or they would save work.
+        """Return whether a linear rule should keep differences: the changes are in that form, or it would save work.
 
-        A value that is touched in few positions is exact as it is. One that is constant along an axis that is touched
-        everywhere stays a factor only as a difference.
+        A value that is touched in few positions is best kept as it is. A value that is constant along an axis that is
+        touched everywhere stays a factor only as a difference.
         """
         return all(
             isinstance(x.change, Lazy)
@@ -78,14 +85,14 @@ class Step:
         )
 
     def known(self) -> bool:
-        """Whether the values of all operands are known, with all their digits."""
+        """Return whether the values of all operands are known, with all their digits."""
         return all(isinstance(x.change, New) or (x.change is not None and x.change.known) for x in self.changing())
 
     def values(self, x: Operand, axes: Sequence[int]) -> New | None:
-        """An operand's change as values, where these are known and all positions along some axes are touched.
+        """Return an operand's change as values if a sum along some axes should be taken of values, and None if not.
 
-        A sum along those axes may then be taken of the values. It is, where the result is used as a value: as a
-        difference it could lose its digits.
+        The sum should be taken of values if the result is used as a value, because a difference could lose digits,
+        provided that the values are known and all positions along those axes are touched.
         """
         if not self.need.value or not self.known() or not jnp.issubdtype(x.base.dtype, jnp.floating):
             return None
@@ -93,13 +100,31 @@ class Step:
         assert new is not None
         return new if all(new.layout.where[a] is None for a in axes) else None
 
+    def evaluated(self, shape: tuple[int, ...], free: Sequence[int] = ()) -> tuple[Layout, list[Labelled]]:
+        """Return the smallest layout that all changes fit on, and every operand, with its change, on that layout.
+
+        Args:
+            shape: the shape of all operands.
+            free: axes along which the layout must touch everything.
+        """
+        site = self.site
+        layout = site.union(
+            [w for x in self.operands if x.change is not None for w in site.layouts(x.change)], shape, free
+        )
+        arrays = [
+            site.take(x.base, layout) if x.change is None else site.as_new(x.change, x.base, layout)
+            for x in self.operands
+        ]
+        return layout, arrays
+
     def pieces(self, x: Operand) -> tuple[Piece, ...]:
-        """An operand's change as a difference."""
+        """Return an operand's change as a difference."""
         assert x.change is not None
         return self.site.as_lazy(x.change, x.base).pieces
 
 
 def _spreads(layout: Layout, shape: tuple[int, ...]) -> bool:
+    """Return whether a layout touches all of an axis that is longer than 1."""
     return any(shape[a] > 1 for a in layout.free() if a < len(shape))
 
 

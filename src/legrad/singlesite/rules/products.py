@@ -1,4 +1,4 @@
-"""Products of two changes, and of a change with a constant: elementwise, and contracted as in `dot_general`."""
+"""Contract two changes, or a change and a constant, as in `dot_general`."""
 
 from __future__ import annotations
 
@@ -10,66 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.change import Change, New, Piece, Site
+from legrad.singlesite.change import MOST_PIECES, Change, New, Piece
 from legrad.singlesite.labelled import Axis, E, Labelled, M, V
 from legrad.singlesite.layout import ENTRIES, Entries, Layout
 from legrad.singlesite.rules.fallback import fallback
 from legrad.singlesite.rules.operand import Operand, Rule, Step
+from legrad.singlesite.rules.pieces import meet, sum_product
+from legrad.singlesite.site import Site
 
-_SPARSE = 0.3  # a matrix with a smaller share of nonzeros is read by its entries
-
-
-def restrict(site: Site, array: Labelled, axis: Axis, j: int) -> Labelled:
-    """An array at the element's own index along one axis of the value."""
-    if axis not in array.axes:
-        return array
-    at = array.axes.index(axis)
-    data = array.data
-    if E(j) in site.starts:
-        data = jax.lax.dynamic_slice_in_dim(data, site.starts[E(j)], site.sizes[E(j)], axis=at)
-    if E(j) not in array.axes:
-        return Labelled(data, tuple(E(j) if a == axis else a for a in array.axes))
-    other = array.axes.index(E(j))
-    rest = tuple(a for a in array.axes if a not in (axis, E(j)))
-    return Labelled(jnp.diagonal(data, axis1=at, axis2=other), (*rest, E(j)))
-
-
-def meet(
-    site: Site, p: Piece, q: Piece, pairs: Sequence[tuple[int, int]]
-) -> tuple[tuple[Labelled, ...], tuple[Labelled, ...], dict[int, Any]] | None:
-    """Two pieces where both are at work: along each pair of axes that meet, at the places that both touch.
-
-    Returns the factors of both, and where they meet by the first one's axis; None where entries are involved.
-    """
-    if p.layout.entries is not None or q.layout.entries is not None:
-        return None
-    first, second, where = list(p.factors), list(q.factors), {}
-    for a, b in pairs:
-        w, u = p.layout.where[a], q.layout.where[b]
-        if w is not None and u is not None and w != u:
-            return None
-        if w is None and isinstance(u, int):
-            first = [restrict(site, f, V(a), u) for f in first]
-        if u is None and isinstance(w, int):
-            second = [restrict(site, f, V(b), w) for f in second]
-        where[a] = u if w is None else w
-    return tuple(first), tuple(second), where
-
-
-def multiply_pieces(site: Site, p: Piece, q: Piece, shape: tuple[int, ...]) -> Piece | None:
-    """The elementwise product of two pieces, or None where it has no simple form."""
-    if p.layout.entries is not None and p.layout.same_as(q.layout):
-        return Piece(p.layout, (*p.factors, *q.factors))
-    axes = [(a, a) for a in range(len(shape))]
-    met = meet(site, p, q, axes)
-    if met is None:
-        return None
-    first, second, where = met
-    return Piece(Layout(tuple(where[a] for a in range(len(shape)))), (*first, *second))
+_SPARSE = 0.3  # a matrix with a smaller share of nonzeros is read by entries
 
 
 class Dot:
-    """The axes of a `dot_general`, from the side that changes."""
+    """The axes of a `dot_general`, seen from the side that changes."""
 
     def __init__(self, step: Step, side: int) -> None:
         contract, batch = step.eqn.params["dimension_numbers"]
@@ -79,7 +32,7 @@ class Dot:
         own, other = step.operands[side], step.operands[1 - side]
         self.own = self._free(len(own.shape), contract[side], batch[side])
         self.other = self._free(len(other.shape), contract[1 - side], batch[1 - side])
-        # In the result: batch axes, then those of the left side, then those of the right.
+        # The result has the batch axes, then those of the left side, then those of the right.
         lead = len(self.batch)
         first = {side: lead + side * len(self.other), 1 - side: lead + (1 - side) * len(self.own)}
         self.out_own = {a: first[side] + i for i, a in enumerate(self.own)}
@@ -89,10 +42,11 @@ class Dot:
 
     @staticmethod
     def _free(rank: int, *used: Sequence[int]) -> list[int]:
+        """Return the axes that are neither contracted nor batch axes."""
         return [a for a in range(rank) if not any(a in axes for axes in used)]
 
     def names(self) -> tuple[dict[Axis, Axis], dict[Axis, Axis]]:
-        """The axes of both sides in the result; contracted ones are called ("c", i)."""
+        """Return the names of both sides' axes in the result; contracted axes are called ("c", i)."""
         own = {V(a): V(o) for a, o in self.out_own.items()} | {
             V(a): ("c", i) for i, (a, _) in enumerate(self.contract)
         }
@@ -101,40 +55,56 @@ class Dot:
 
 
 def dot_general(step: Step) -> list[Change | None]:
-    """A contraction: linear in each side. With both changing, also the product of the two changes."""
+    """Contract two operands, which is linear in each. If both change, add the product of the two changes."""
     if not jnp.issubdtype(step.results[0].dtype, jnp.number):
         return fallback(step)
     step = _in_one_type(step)
-    if len(step.changing()) == 1:
-        side = 0 if step.operands[0].change is not None else 1
-        x, dot = step.operands[side], Dot(step, side)
-        values = step.values(x, [a for a, _ in dot.contract])
-        if values is not None:
-            whole = _with_constant(step, dot, Piece(values.layout, (values.value,)), step.operands[1 - side])
-            product = step.site.order.multiply(whole.factors)
-            return [New(whole.layout, Labelled(product.data.astype(step.results[0].dtype), product.axes))]
+    value = _of_values(step)
+    if value is not None:
+        return [value]
     pieces: list[Piece] = []
     for side, x in enumerate(step.operands):
         if x.change is not None:
             dot = Dot(step, side)
             pieces += [_with_constant(step, dot, p, step.operands[1 - side]) for p in step.pieces(x)]
     if all(x.change is not None for x in step.operands):
-        x, y = step.operands
-        dot = Dot(step, 0)
-        for p in step.pieces(x):
-            for q in step.pieces(y):
-                both = _with_change(step, dot, p, q)
-                if both is None:
-                    return fallback(step)
-                pieces.append(both)
-    dtype = step.results[0].dtype
-    pieces = [Piece(p.layout, tuple(Labelled(f.data.astype(dtype), f.axes) for f in p.factors)) for p in pieces]
-    total = step.site.tidy(pieces)
-    return [total] if len(total.pieces) <= 8 else fallback(step)
+        both = _of_both_changes(step)
+        if both is None:
+            return fallback(step)
+        pieces += both
+    total = step.site.tidy([piece.cast(step.results[0].dtype) for piece in pieces])
+    return [total] if len(total.pieces) <= MOST_PIECES else fallback(step)
+
+
+def _of_values(step: Step) -> New | None:
+    """Contract the values of the one operand that changes, if that keeps digits; otherwise return None."""
+    if len(step.changing()) != 1:
+        return None
+    side = 0 if step.operands[0].change is not None else 1
+    x, dot = step.operands[side], Dot(step, side)
+    values = step.values(x, [a for a, _ in dot.contract])
+    if values is None:
+        return None
+    whole = _with_constant(step, dot, Piece(values.layout, (values.value,)), step.operands[1 - side])
+    product = step.site.order.multiply(whole.factors)
+    return New(whole.layout, Labelled(product.data.astype(step.results[0].dtype), product.axes))
+
+
+def _of_both_changes(step: Step) -> list[Piece] | None:
+    """Contract the changes of the two operands; return None if a product of pieces has no simple form."""
+    x, y = step.operands
+    dot, done = Dot(step, 0), []
+    for p in step.pieces(x):
+        for q in step.pieces(y):
+            both = _with_change(step, dot, p, q)
+            if both is None:
+                return None
+            done.append(both)
+    return done
 
 
 def _in_one_type(step: Step) -> Step:
-    """The operands in the type of the result: the primitive takes mixed ones."""
+    """Convert the operands to the type of the result, since the primitive takes operands of mixed types."""
     dtype, operands = step.results[0].dtype, []
     for x in step.operands:
         if x.change is not None and x.base.dtype != dtype:
@@ -144,6 +114,7 @@ def _in_one_type(step: Step) -> Step:
 
 
 def _with_constant(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece:
+    """Contract a piece with a constant, read only at the places that the piece touches."""
     site, layout = step.site, p.layout
     at: list[Any] = [None] * len(constant.shape)
     positions: dict[int, np.ndarray] = {}
@@ -160,10 +131,11 @@ def _with_constant(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece:
     read = site.take(constant.base, Layout(tuple(at), entries))
     own, other = dot.names()
     factors = [f.rename(own) for f in p.factors]
-    return _contracted(step, dot, layout, factors, [read.rename(other)], dot.contract)
+    return _contracted(step, dot, layout, factors, [read.rename(other)])
 
 
 def _with_change(step: Step, dot: Dot, p: Piece, q: Piece) -> Piece | None:
+    """Contract two pieces; return None if the product has no simple form."""
     met = meet(step.site, p, q, [*dot.contract, *dot.batch])
     if met is None:
         return None
@@ -172,7 +144,7 @@ def _with_change(step: Step, dot: Dot, p: Piece, q: Piece) -> Piece | None:
     layout = Layout(tuple(where.get(a, w) for a, w in enumerate(p.layout.where)))
     extra = {dot.out_other[b]: q.layout.where[b] for b in dot.other}
     factors = [f.rename(own) for f in first]
-    return _contracted(step, dot, layout, factors, [f.rename(other) for f in second], dot.contract, extra)
+    return _contracted(step, dot, layout, factors, [f.rename(other) for f in second], extra)
 
 
 def _contracted(
@@ -181,49 +153,49 @@ def _contracted(
     layout: Layout,
     factors: list[Labelled],
     read: list[Labelled],
-    contract: Sequence[tuple[int, int]],
     extra: dict[int, Any] | None = None,
 ) -> Piece:
-    """Sum a product over the contracted axes that are touched everywhere; along the others there is one term."""
-    site, own_shape = step.site, step.operands[dot.side].shape
-    free = {("c", i): own_shape[a] for i, (a, _) in enumerate(contract) if layout.where[a] is None}
-    arrays = [*factors, *read]
-    over = [axis for axis in free if any(axis in f.axes for f in arrays)]
-    if over:
-        summed = [f for f in arrays if any(axis in f.axes for axis in over)]
-        small = [f for f in arrays if not any(axis in f.axes for axis in over)]
-        arrays = [*small, site.order.contract(summed, over)]
-    times = 1
-    for axis, size in free.items():
-        times *= 1 if axis in over else size
-    if times != 1:
-        arrays.append(Labelled(jnp.asarray(times, arrays[0].data.dtype), ()))
-    # A list of entries over a contracted axis: entries of one element that meet in a position are added up.
-    where: list[Any] = [None] * len(step.shape)
+    """Contract a product: sum over the contracted axes that are touched everywhere; the others have one term.
+
+    Entries of one element that differ along contracted axes only are added up.
+
+    Args:
+        step: the equation.
+        dot: the axes of the equation.
+        layout: the layout of the side that changes.
+        factors: the factors of that side, with the names of `dot.names()`.
+        read: the factors of the other side, with the same names.
+        extra: for axes of the result that come from the other side alone, what is touched; everything by default.
+    """
+    site, own_shape, rank = step.site, step.operands[dot.side].shape, len(step.shape)
+    free = {("c", i): own_shape[a] for i, (a, _) in enumerate(dot.contract) if layout.where[a] is None}
+    arrays = sum_product(site, [*factors, *read], free)
+    where: list[Any] = [None] * rank
     for a, o in dot.out_own.items():
         where[o] = layout.where[a]
     for o, w in (extra or {}).items():
         where[o] = w
-    rank = len(step.shape)
-    if layout.entries is not None:
-        gone = [a for a, _ in contract if layout.where[a] == ENTRIES]
-        number = dict(dot.out_own) | {a: rank + i for i, a in enumerate(gone)}
-        padded = layout.rename([*where, *(ENTRIES for _ in gone)], number)
-        sizes = (*step.shape, *(own_shape[a] for a in gone))
-        piece = site.sum_entries(Piece(padded, tuple(arrays)), range(rank, rank + len(gone)), sizes)
-        return Piece(Layout(piece.layout.where[:rank], piece.layout.entries), site.grouped(piece.factors))
-    return Piece(Layout(tuple(where)), site.grouped(arrays))
+    if layout.entries is None:
+        return Piece(Layout(tuple(where)), site.grouped(arrays))
+    # Listed contracted axes stay as extra axes at the end, until the entries are summed over them.
+    gone = [a for a, _ in dot.contract if layout.where[a] == ENTRIES]
+    into = dict(dot.out_own) | {a: rank + i for i, a in enumerate(gone)}
+    padded = layout.rename([*where, *(ENTRIES for _ in gone)], into)
+    sizes = (*step.shape, *(own_shape[a] for a in gone))
+    piece = site.sum_entries(Piece(padded, tuple(arrays)), range(rank, rank + len(gone)), sizes)
+    return Piece(Layout(piece.layout.where[:rank], piece.layout.entries), site.grouped(piece.factors))
 
 
 def _by_entries(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece | None:
-    """A product with a matrix that is mostly zeros: only the rows where an element's column is not zero change."""
-    site, layout = step.site, p.layout
-    plain = len(dot.contract) == 1 and not dot.batch and len(dot.other) == 1 and len(dot.own) == 0
-    if not plain or layout.entries is not None or not site.sparse:
+    """Multiply by a matrix that is mostly zeros: an element touches only the rows where its column is not zero.
+
+    Returns None if the matrix has few zeros, or cannot be read, or the product has another form.
+    """
+    if not _is_matrix_vector(step.site, dot, p):
         return None
-    a, b = dot.contract[0]
-    j = layout.where[a]
-    if not isinstance(j, int) or len(site.shape) != 1 or E(j) in site.starts or any(f.has("v") for f in p.factors):
+    ((a, b),) = dot.contract
+    j = p.layout.where[a]
+    if not isinstance(j, int):
         return None
     matrix = constant.read()
     if matrix is None or np.count_nonzero(matrix) > _SPARSE * matrix.size:
@@ -238,8 +210,15 @@ def _by_entries(step: Step, dot: Dot, p: Piece, constant: Operand) -> Piece | No
     return Piece(Layout((ENTRIES,), entries), (*factors, column))
 
 
+def _is_matrix_vector(site: Site, dot: Dot, p: Piece) -> bool:
+    """Return whether a product is that of a matrix and a whole vector of latents, for which lists are allowed."""
+    plain = len(dot.contract) == 1 and not dot.batch and len(dot.other) == 1 and len(dot.own) == 0
+    vector = len(site.shape) == 1 and E(0) not in site.starts and site.sparse
+    return plain and vector and p.layout.entries is None and not p.varies()
+
+
 def _chunked(nonzero: np.ndarray, j: int) -> Entries | None:
-    """The nonzeros of each row in whole chunks, filled up with zeros; None where a row has too few of those."""
+    """List the nonzeros of each row in whole chunks, filled up with zeros; return None if a row has too few zeros."""
     length, count = nonzero.shape[1], nonzero.sum(axis=1)
     for chunk in sorted(range(16, 129), key=lambda c: abs(c - 64)):
         if np.all(-(-count // chunk) * chunk <= length):
@@ -247,7 +226,7 @@ def _chunked(nonzero: np.ndarray, j: int) -> Entries | None:
     else:
         return None
     wanted = -(-count // chunk) * chunk
-    # Nonzeros first, in order, then zeros: a stable sort of each row.
+    # A stable sort of each row puts the nonzeros first, in order, and then the zeros.
     order = np.argsort(~nonzero, axis=1, kind="stable").astype(np.int32)
     taken = np.arange(length) < wanted[:, None]
     element = np.repeat(np.arange(len(nonzero), dtype=np.int32), wanted)
@@ -255,7 +234,7 @@ def _chunked(nonzero: np.ndarray, j: int) -> Entries | None:
 
 
 def _in_chunks(array: Labelled, entries: Entries, j: int) -> Labelled:
-    """An array over elements at the entries: one number for each chunk."""
+    """Read an array over elements at the entries, with one gathered number for each chunk."""
     if E(j) not in array.axes:
         return array
     at = array.axes.index(E(j))

@@ -1,4 +1,4 @@
-"""Reductions, and other primitives that mix the numbers along some axes and leave the other axes alone."""
+"""Reduce, or otherwise mix, the numbers along some axes, and leave the other axes alone."""
 
 from __future__ import annotations
 
@@ -10,46 +10,37 @@ import jax.numpy as jnp
 
 from legrad.singlesite.change import Change, New, Piece
 from legrad.singlesite.labelled import Axis, Labelled, V, spread
-from legrad.singlesite.layout import Layout
+from legrad.singlesite.layout import ENTRIES, Layout
 from legrad.singlesite.rules.fallback import fallback
 from legrad.singlesite.rules.operand import Rule, Step
+from legrad.singlesite.rules.pieces import sum_product
 
 
 def _without(layout: Layout, axes: Sequence[int], rank: int) -> tuple[Layout, dict[Axis, Axis]]:
-    """A layout after axes are gone, and the new names of those that stay."""
+    """Return a layout without some axes, and the new names of the axes that stay."""
     kept = [a for a in range(rank) if a not in axes]
-    number = {a: i for i, a in enumerate(kept)}
-    return layout.rename([layout.where[a] for a in kept], number), {V(a): V(i) for a, i in number.items()}
+    into = {a: i for i, a in enumerate(kept)}
+    return layout.rename([layout.where[a] for a in kept], into), {V(a): V(i) for a, i in into.items()}
 
 
 def sum_over(step: Step, pieces: Sequence[Piece], axes: Sequence[int], shape: tuple[int, ...]) -> list[Piece]:
-    """The sum of each piece over axes of the value: one term where an element touches one position."""
+    """Sum each piece over axes of the value; along an axis with one touched position there is one term."""
     site, done = step.site, []
     for piece in pieces:
-        listed = [a for a in axes if piece.layout.where[a] == "m"]
-        free = [a for a in axes if piece.layout.where[a] is None]
+        listed = [a for a in axes if piece.layout.where[a] == ENTRIES]
+        free = {V(a): shape[a] for a in axes if piece.layout.where[a] is None}
         if listed:
             piece = site.sum_entries(piece, listed, shape)
-        over = [V(a) for a in free if piece.has(V(a))]
-        factors = list(piece.factors)
-        if over:
-            summed = [f for f in factors if any(axis in f.axes for axis in over)]
-            factors = [f for f in factors if not any(axis in f.axes for axis in over)]
-            factors.append(site.order.contract(summed, over))
-        times = 1
-        for a in free:
-            times *= 1 if V(a) in over else shape[a]
-        if times != 1:
-            factors.append(Labelled(jnp.asarray(times, factors[0].data.dtype), ()))
+        factors = sum_product(site, piece.factors, free)
         layout, names = _without(piece.layout, axes, len(shape))
         done.append(Piece(layout, tuple(f.rename(names) for f in factors)))
     return done
 
 
 def reduce_sum(step: Step) -> list[Change | None]:
-    """A sum is linear: it is taken over differences, so that what does not change is never added up.
+    """Sum differences, so that what does not change is never added up.
 
-    Where everything changes and the sum is used as a value, it is taken over values.
+    If everything changes and the sum is used as a value, sum the values instead.
     """
     (x,) = step.operands
     axes = step.eqn.params["axes"]
@@ -61,7 +52,7 @@ def reduce_sum(step: Step) -> list[Change | None]:
 
 
 def cumsum(step: Step) -> list[Change | None]:
-    """A running sum: one changed number is a step."""
+    """Take a running sum, in which one changed number makes a step."""
     (x,) = step.operands
     axis, reverse = step.eqn.params["axis"], step.eqn.params["reverse"]
     pieces = []
@@ -79,10 +70,10 @@ def cumsum(step: Step) -> list[Change | None]:
 
 
 def rowwise(param: str, *, keeps: bool = True) -> Rule:
-    """A primitive that works along the axes which a parameter names, the same for every index of the others.
+    """Return the rule of a primitive that works along some axes, in the same way for every index of the others.
 
     Args:
-        param: the parameter that holds the axes, one number or several.
+        param: the name of the parameter that holds the axes, an integer or several.
         keeps: whether the result still has those axes.
     """
 
@@ -90,14 +81,9 @@ def rowwise(param: str, *, keeps: bool = True) -> Rule:
         site, given = step.site, step.eqn.params[param]
         axes = (given,) if isinstance(given, int) else tuple(given)
         shape = step.operands[0].shape
-        layout = site.union([x for o in step.changing() for x in site.layouts(o.change)], shape, axes)  # type: ignore[arg-type]
-        arrays = [
-            site.take(o.base, layout) if o.change is None else site.as_new(o.change, o.base, layout)
-            for o in step.operands
-        ]
-        used = {axis for array in arrays for axis in array.axes} | set(map(V, axes))
-        order = site.order.sort(used)
-        sizes = {axis: max(array.size_of(axis) for array in arrays) for axis in used}
+        layout, arrays = step.evaluated(shape, axes)
+        order = site.order.sort({axis for array in arrays for axis in array.axes} | set(map(V, axes)))
+        sizes = {axis: max(array.size_of(axis) for array in arrays) for axis in order}
         sizes |= {V(a): shape[a] for a in axes}
         place = tuple(order.index(V(a)) for a in axes)
         params = dict(step.eqn.params) | {param: place[0] if isinstance(given, int) else place}
@@ -113,10 +99,10 @@ def rowwise(param: str, *, keeps: bool = True) -> Rule:
 
 
 def _quantifier(holds: Callable[[Any, int], Any]) -> Rule:
-    """Whether all or any of some truth values hold: how many are true is a sum, and that changes by what is touched.
+    """Return the rule of `all` or `any`: count the true values, and change the count at the touched places only.
 
     Args:
-        holds: of the number that are true and the number that there are.
+        holds: a function of the count of true values and the count of all values.
     """
 
     def rule(step: Step) -> list[Change | None]:
@@ -129,15 +115,15 @@ def _quantifier(holds: Callable[[Any, int], Any]) -> Rule:
         change = site.as_lazy(site.cast(x.change, x.base, jnp.int32), truths)
         change = site.tidy(sum_over(step, change.pieces, axes, x.shape))
         layout = site.union(site.layouts(change), step.shape)
-        number = site.as_new(change, truths.sum(axis=axes, dtype=jnp.int32), layout)
-        result = holds(number.data, math.prod(x.shape[a] for a in axes))
-        return [New(layout, Labelled(result, number.axes))]
+        count = site.as_new(change, truths.sum(axis=axes, dtype=jnp.int32), layout)
+        result = holds(count.data, math.prod(x.shape[a] for a in axes))
+        return [New(layout, Labelled(result, count.axes))]
 
     return rule
 
 
-def _index_dtype(rule: Rule) -> Rule:
-    """argmax counts positions: over several axes it has no simple batch."""
+def _one_axis_only(rule: Rule) -> Rule:
+    """Take the fallback for `argmax` over several axes, whose positions have no simple batch."""
 
     def checked(step: Step) -> list[Change | None]:
         return rule(step) if len(step.eqn.params["axes"]) == 1 else fallback(step)
@@ -150,9 +136,9 @@ RULES: dict[str, Rule] = {
     "reduce_sum": reduce_sum,
     "cumsum": cumsum,
     **dict.fromkeys(["reduce_max", "reduce_min", "reduce_prod", "reduce_xor"], _reduction),
-    "reduce_and": _quantifier(lambda number, all_of: number == all_of),
-    "reduce_or": _quantifier(lambda number, _: number > 0),
-    **dict.fromkeys(["argmax", "argmin"], _index_dtype(_reduction)),
+    "reduce_and": _quantifier(lambda count, of: count == of),
+    "reduce_or": _quantifier(lambda count, of: count > 0),
+    **dict.fromkeys(["argmax", "argmin"], _one_axis_only(_reduction)),
     **dict.fromkeys(["cumprod", "cummax", "cummin", "cumlogsumexp"], rowwise("axis")),
     "sort": rowwise("dimension"),
 }

@@ -1,1 +1,1 @@
-"""Rules for the log-densities of data: what is known of them beyond the primitives that they are made of."""
+"""Rules for the log-densities of data, which are faster than the rules of the primitives that make them up."""

@@ -4,12 +4,11 @@ When the logits z of data y change by Δ, log p changes by
 
     y Δ − log( (1 + e^(z + Δ)) / (1 + e^z) )  =  y Δ − log( σ(−z) + σ(z) e^Δ )
 
-The first part is linear. Where only the sum over the data matters, the second is the logarithm of a product: one
-logarithm for `_FACTORS` data. Where Δ = ±w, as latents of two values have it, e^w and e^−w are known beforehand, and
-a datum takes a choice, a multiplication with addition, and a multiplication. A product of factors between 1 and e^Δ
-stays in range where the |Δ| add up to less than `_room`. Where they do not, or the changes are of any size, so that
-the exponentials would have to be taken one by one, the plain form is run: that of log p itself, as with large weights
-the two parts would cancel.
+The first part is linear. If only the sum over the data matters, the second is the logarithm of a product: one
+logarithm for `_FACTORS` data. If Δ = ±w, as for latents with two values, e^w and e^−w are known beforehand, and each
+datum takes a choice, a multiplication with addition, and a multiplication. A product of factors between 1 and e^Δ
+stays in range if the |Δ| add up to less than `_room`. If they do not, or if the changes are of any size, so that each
+would need its own exponential, log p itself is evaluated: with large weights the two parts would cancel.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _FACTORS = 16
 
 
 def _room(dtype: Any) -> float:
-    """How large changes may be: where σ(z) is below the smallest number, so zero, e^Δ must not bring it back."""
+    """Return how large changes may be: e^Δ must not matter where σ(z) underflows to zero."""
     return 0.75 * math.log(float(jnp.finfo(dtype).max))
 
 
 def bernoulli(step: Step) -> list[Change | None]:
-    """log p(value | logits), elementwise."""
+    """Compute log p(value | logits), elementwise."""
     logits, value = step.operands
     change = logits.change
     if value.change is not None or not isinstance(change, Lazy) or len(change.pieces) != 1 or step.need.value:
@@ -45,7 +44,7 @@ def bernoulli(step: Step) -> list[Change | None]:
         return nonlinear(step)
     (piece,) = change.pieces
     if not change.known:
-        step.site.watch(change, logits.base)
+        step.site.digits.watch(change, logits.base)
     if piece.layout.entries is not None:
         return [_at_entries(step, piece)]
     over = [V(a) for a in piece.layout.free() if a in step.summed and piece.has(V(a))]
@@ -54,16 +53,16 @@ def bernoulli(step: Step) -> list[Change | None]:
         return nonlinear(step)
     total = _Total(step, piece, max(over, key=sizes.__getitem__), over)
     step.scratch.append(total.logarithms_alike())
-    # The mean stands for each of the numbers, of which the sum is asked.
+    # Only the sum matters, so that the mean can stand for each number.
     mean = Labelled(total.sum() / math.prod(sizes.values()), total.kept)
     return [Lazy((Piece(piece.layout, (mean,)),))]
 
 
 def _at_entries(step: Step, piece: Piece) -> Change:
-    """The difference at a list of places, from the logits there at the pivot.
+    """Return the difference at a list of places, computed from the logits there.
 
-    Looked up, log p at the pivot would be computed inside the look-up, once for each place and without SIMD: XLA
-    moves what leads to a gather into it.
+    If log p at the pivot were looked up instead, XLA would move its computation into the gather, and run it once for
+    each place, without SIMD.
     """
     site, (logits, value) = step.site, step.operands
     assert logits.change is not None
@@ -82,9 +81,9 @@ class _Total:
 
     Args:
         step: log p of the data y at the logits z.
-        piece: Δ, a product of numbers for each element and candidate, δ, and numbers for each datum, w.
+        piece: Δ = δ w, with δ for each element and candidate, and w for each datum.
         along: the axis along which factors are multiplied.
-        over: all axes that are summed over.
+        over: all axes of the sum.
     """
 
     def __init__(self, step: Step, piece: Piece, along: Axis, over: list[Axis]) -> None:
@@ -102,7 +101,7 @@ class _Total:
         self.rows = -(-self.w.size_of(along) // _FACTORS)
 
     def sum(self) -> jax.Array:
-        """By products, where all changes are ±w, or none, and the products stay in range."""
+        """Return the sum by products if all changes are ±w or zero and the products stay in range, else plainly."""
         parts = self._split(jnp.abs(self.w.data), self.w.axes, 0.0)
         most = jnp.max(sum(part.data for part in parts))
         size = jnp.abs(self.delta.data)
@@ -111,10 +110,11 @@ class _Total:
         return jax.lax.cond(all_of(fast), lambda: self._products(unit), self._plain)
 
     def logarithms_alike(self) -> Labelled:
-        """An array as large as what is held at one time."""
+        """Return an array as large as the logarithms that are held at one time."""
         return Labelled(jnp.zeros([self.rows if a == self.along else n for a, n in self.sizes.items()]), self.axes)
 
     def _products(self, unit: jax.Array) -> jax.Array:
+        """Return the sum with one logarithm for each product of `_FACTORS` data; δ is ±unit or zero."""
         p = self._split(jax.nn.sigmoid(self.z.data), self.z.axes, 0.0)
         q = self._split(jax.nn.sigmoid(-self.z.data), self.z.axes, 1.0)
         up, down = (self._split(jnp.exp(s * self.w.data), self.w.axes, 1.0) for s in (unit, -unit))
@@ -125,7 +125,7 @@ class _Total:
         ]
         product = order.multiply(factors)
         logarithms = Labelled(jnp.log(product.data), product.axes)
-        # A sum as a product with ones: XLA's CPU code for a sum of function values is many times slower.
+        # Sum by a product with ones: XLA's CPU code for a sum of function values is many times slower.
         ones = Labelled(jnp.ones(self.rows, product.data.dtype), (self.along,))
         total = order.contract([logarithms, ones], self.over)
         linear = order.contract([self.w, self.y], self.over)
@@ -135,7 +135,7 @@ class _Total:
         return self._spread(change)
 
     def _plain(self) -> jax.Array:
-        """The operation itself, minus what it is at the pivot: with large weights the two parts would cancel."""
+        """Return the sum of log p minus log p at the pivot: with large weights the two parts would cancel."""
         site, logits = self.step.site, self.step.operands[0]
         with site.apart():
             new = site.as_new(logits.change, logits.base, self.layout)  # type: ignore[arg-type]
@@ -147,10 +147,11 @@ class _Total:
         return self._spread(self.order.contract([change], self.over))
 
     def _spread(self, array: Labelled) -> jax.Array:
+        """Return an array with all axes that are kept, at full size."""
         return spread(array, self.kept, self.sizes)
 
     def _split(self, data: jax.Array, axes: tuple[Axis, ...], neutral: float) -> list[Labelled]:
-        """An array in parts along the axis of the products; the last is filled up with a neutral number."""
+        """Split an array into parts along the axis of the products, the last filled up with a neutral number."""
         if self.along not in axes:
             return [Labelled(data, axes)] * _FACTORS
         at = axes.index(self.along)

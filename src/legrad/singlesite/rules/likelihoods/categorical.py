@@ -1,8 +1,8 @@
-"""Categorical likelihoods: what a class is to the data when its logit changes alone, and when all change.
+"""Categorical likelihoods: the change of log p when the logit of one class changes alone, and when all change.
 
-Write a_c for the log of the sum of e^z over the classes other than c. Seen from class c, a datum is a Bernoulli with
-the logit t = z_c − a_c: it is of that class, or of another. If z_c changes alone, t changes by as much, and the
-change of log p is that of the Bernoulli: one exponential and one logarithm, whatever the number of classes.
+Write a_c for the log of the sum of e^z over the classes other than c. Whether a datum is of class c is a Bernoulli
+with the logit t = z_c − a_c. If z_c changes alone, t changes by as much, and the change of log p is that of the
+Bernoulli: one exponential and one logarithm, for any number of classes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from legrad.singlesite.layout import Layout
 from legrad.singlesite.rules.operand import Rule, Step
 
 _UNROLLED = 32  # classes
-_ORDER = Order()  # classes are few: data side by side
+_ORDER = Order()  # the classes are few, so the data lie side by side
 
 
 def categorical(step: Step) -> list[Change | None]:
-    """log p(value | logits), with the classes on the last axis of the logits; the value is constant."""
+    """Compute log p(value | logits) of a constant value, with the classes on the last axis of the logits."""
     logits, value = step.operands
     assert logits.change is not None
     assert value.change is None
@@ -34,7 +34,7 @@ def categorical(step: Step) -> list[Change | None]:
 
 
 def _alone(step: Step, layout: Layout) -> Change:
-    """Each element changes the logits of one class."""
+    """Return the change of log p if each element changes the logits of one class."""
     (logits, value), site = step.operands, step.site
     assert logits.change is not None
     hit = value.base[..., None] == jnp.arange(logits.shape[-1])
@@ -50,17 +50,17 @@ def _alone(step: Step, layout: Layout) -> Change:
         factors = _factors(step, layout)
         found = _ORDER.combine(lambda t, s, here, *d: here - softplus(s * (t + math.prod(d))), *read, *factors)
     over = [axis for axis in found.axes if axis[0] == "v" and axis[1] in step.summed]
-    if over:  # the mean stands for each of the numbers, of which the sum is asked
+    if over:  # only the sum matters, so that the mean can stand for each number
         total = _ORDER.contract([found], over)
         found = Labelled(total.data / math.prod(map(found.size_of, over)), total.axes)
     return Lazy((Piece(_rows(layout), (found,)),))
 
 
 def _factors(step: Step, layout: Layout) -> list[Labelled]:
-    """The change of the logits as a product."""
+    """Return the change of the logits as factors."""
     site, logits = step.site, step.operands[0]
     assert isinstance(logits.change, Lazy)
-    site.watch(logits.change, logits.base)
+    site.digits.watch(logits.change, logits.base)
     pieces = logits.change.pieces
     if len(pieces) == 1 and pieces[0].layout.same_as(layout):
         return [_side_by_side(factor) for factor in pieces[0].factors]
@@ -69,14 +69,14 @@ def _factors(step: Step, layout: Layout) -> list[Labelled]:
 
 
 def _side_by_side(array: Labelled) -> Labelled:
-    """An array of data laid out as it is read: across, a long loop would take several times as long."""
+    """Lay an array out in the order in which it is read: otherwise a long loop takes several times as long."""
     axes = _ORDER.sort(array.axes)
     data = arrange(array, axes)
     return Labelled(jax.lax.optimization_barrier(data) if K not in axes else data, axes)
 
 
 def _of_others(z: jax.Array) -> jax.Array:
-    """For each class the log of the sum of e^z over all others."""
+    """Return for each class the log of the sum of e^z over all others."""
     nothing = jnp.full((*z.shape[:-1], 1), -jnp.inf, z.dtype)
     axis = z.ndim - 1
     before = jnp.concatenate([nothing, jax.lax.cumlogsumexp(z, axis)[..., :-1]], axis)
@@ -85,7 +85,7 @@ def _of_others(z: jax.Array) -> jax.Array:
 
 
 def _together(step: Step, layout: Layout) -> Change:
-    """Each element may change the logits of all classes."""
+    """Return the change of log p if each element may change the logits of all classes."""
     (logits, value), site = step.operands, step.site
     assert logits.change is not None
     last, size = len(logits.shape) - 1, logits.shape[-1]
@@ -101,7 +101,7 @@ def _together(step: Step, layout: Layout) -> Change:
 
 
 def _one_by_one(y: jax.Array, z: jax.Array) -> jax.Array:
-    """log p of data, the classes one after the other in one loop of XLA."""
+    """Compute log p of data with the classes one after the other, in one loop of XLA."""
     each = [z[..., c] for c in range(z.shape[-1])]
     most = reduce(jnp.maximum, each)
     total = reduce(jnp.add, [jnp.exp(x - most) for x in each])
@@ -110,13 +110,13 @@ def _one_by_one(y: jax.Array, z: jax.Array) -> jax.Array:
 
 
 def _at_once(y: jax.Array, z: jax.Array) -> jax.Array:
-    """The same for many classes."""
+    """Compute log p of data with many classes."""
     picked = jnp.sum(jnp.where(y[..., None] == jnp.arange(z.shape[-1]), z, 0.0), axis=-1)
     return picked - jax.nn.logsumexp(z, axis=-1)
 
 
 def _rows(layout: Layout) -> Layout:
-    """The layout without the axis of the classes."""
+    """Return the layout without the axis of the classes."""
     kept = range(len(layout.where) - 1)
     return layout.rename([layout.where[a] for a in kept], {a: a for a in kept})
 

@@ -1,7 +1,7 @@
-"""Counts whose log-rate changes: log p = y η − e^η − log y!, a part that is linear in the change and one that is not.
+"""Poisson likelihoods of a log-rate: log p = y η − e^η − log y!, a part linear in the change and one that is not.
 
-Apart, the first costs a product of matrices and the second is summed in passing. With large weights they do not
-cancel each other, as the two parts of a Bernoulli would.
+Taken apart, the first costs a product of matrices, and the second is summed in passing. With large weights the two
+do not cancel, unlike the two parts of a Bernoulli.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from legrad.singlesite.rules.operand import Rule, Step
 
 
 def poisson_log(step: Step) -> list[Change | None]:
-    """log p(value | log-rate), elementwise."""
+    """Compute log p(value | log-rate), elementwise."""
     log_rate, value = step.operands
     site, change = step.site, log_rate.change
     if value.change is not None or not isinstance(change, Lazy) or change.known:

@@ -1,0 +1,125 @@
+"""The keeping of digits: where a value formed as base + difference has too few of them for what it is used for.
+
+A Lazy change can also be had as New, computed as the program computes the value, until a sum over few touched
+positions leaves nothing but base + difference. If this sum has too few digits, the element and candidate are flagged,
+or marked with a NaN that shows in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from legrad.singlesite import accuracy
+from legrad.singlesite.accuracy import Need
+from legrad.singlesite.change import Lazy, Piece
+from legrad.singlesite.labelled import Axis, Labelled, M
+from legrad.singlesite.layout import Layout
+from legrad.singlesite.places import Places
+from legrad.singlesite.together import any_of
+
+
+class Digits:
+    """The record of lost digits, for the elements and candidates of a block.
+
+    Attributes:
+        flags: arrays over elements and candidates that are true where digits were lost.
+        marked: whether a NaN in the results may also stand for lost digits.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self.flags: list[Labelled] = []
+        self.marked = False
+        self._places = places
+        self._watched: dict[int, Lazy] = {}
+
+    def checked(
+        self, change: Lazy, base: Any, here: Labelled, products: Sequence[Labelled], total: Labelled
+    ) -> Labelled:
+        """Return a value formed as base + difference, and record where the value has too few digits.
+
+        Args:
+            change: the change of the value.
+            base: the value at the pivot.
+            here: the same at the places of some layout.
+            products: the pieces of the change, multiplied out there.
+            total: their sum with `here`.
+        """
+        if not change.need.points or change.need.hides_nan or not jnp.issubdtype(base.dtype, jnp.floating):
+            self.watch(change, base)
+            return total
+        # A NaN marks what is lost and shows in the result, which is cheaper than a search here.
+        self.marked = True
+        mark = lambda new, *parts: jnp.where(lost_at(change.need, new, *parts), jnp.nan, new)  # noqa: E731
+        return self._places.order.combine(mark, total, here, *(products if len(products) > 1 else ()))
+
+    def watch(self, change: Lazy, base: Any) -> None:
+        """Flag the elements and candidates whose values, as base + pieces, have too few digits for their use."""
+        dtype, need = base.dtype, change.need
+        if not need.value or id(change) in self._watched or not jnp.issubdtype(dtype, jnp.floating):
+            return
+        self._watched[id(change)] = change
+        places, shape = self._places, jnp.shape(base)
+        layout = places.union([piece.layout for piece in change.pieces], shape)
+        here = places.take(base, layout)
+
+        def lost() -> Labelled:
+            products = [places.product(piece, layout, shape) for piece in change.pieces]
+            new = reduce(lambda a, b: places.order.combine(jnp.add, a, b), products, here)
+            parts = [here, *products] if len(products) > 1 else [here]
+            return self._anywhere(layout, places.order.combine(partial(lost_at, need), new, *parts), shape)
+
+        if need.points:
+            self.flags.append(lost())
+        else:
+            self.flags.append(_unless(_small(change, here, dtype), lost))
+
+    def flag(self, layout: Layout, lost: Labelled, shape: tuple[int, ...]) -> None:
+        """Flag the elements and candidates for which a condition holds somewhere on a layout."""
+        self.flags.append(self._anywhere(layout, lost, shape))
+
+    def _anywhere(self, layout: Layout, lost: Labelled, shape: tuple[int, ...]) -> Labelled:
+        """Return for which elements and candidates a condition holds somewhere on a layout."""
+        over = tuple(i for i, axis in enumerate(lost.axes) if axis[0] == "v")
+        found = Labelled(jnp.any(lost.data, axis=over), tuple(axis for axis in lost.axes if axis[0] != "v"))
+        if M not in found.axes:
+            return found
+        each = Piece(layout, (Labelled(found.data.astype(jnp.int32), found.axes),))
+        count = self._places.order.multiply(self._places.sum_entries(each, layout.listed(), shape).factors)
+        return Labelled(count.data > 0, count.axes)
+
+
+def lost_at(need: Need, new: Any, *parts: Any) -> Any:
+    """Return where a sum of parts has too few digits. If one part cancels the base, the base is the largest part."""
+    most = reduce(jnp.maximum, map(jnp.abs, parts))
+    far = accuracy.far_off(new.dtype, new, most)
+    return far | accuracy.too_near(new.dtype, new, most, need.points) if need.points else far
+
+
+def _small(change: Lazy, here: Labelled, dtype: Any) -> jax.Array:
+    """Return whether base and pieces are all too small for their sum to lose digits; false for NaN."""
+    small = jnp.max(jnp.abs(here.data), initial=0.0) <= accuracy.largest(dtype)
+    for piece in change.pieces:
+        one = len(change.pieces) == 1
+        factors = [factor for factor in piece.factors if not (one and factor.has("v"))]
+        size = reduce(jnp.multiply, [jnp.max(jnp.abs(f.data), initial=0.0) for f in factors], jnp.ones((), dtype))
+        small &= (size < jnp.inf) if one else (size <= accuracy.largest(dtype))
+    return small
+
+
+def _unless(fine: jax.Array, flagged: Any) -> Labelled:
+    """Return the flags that a function computes, or no flags, without computing any, if all is fine."""
+    axes: list[tuple[Axis, ...]] = []
+
+    def found() -> jax.Array:
+        flags = flagged()
+        axes.append(flags.axes)
+        return flags.data
+
+    like = jax.eval_shape(found)
+    data = jax.lax.cond(any_of(~fine), found, lambda: jnp.zeros(like.shape, bool))
+    return Labelled(data, axes[0])
