@@ -2,9 +2,8 @@
 
     python benchmarks/gradient_path.py [--list]
 
-The gradient is that of `LocalExpectation().loss` for the model of the README, with a `MeanField` guide. Functions are
-counted where they are written, so one that runs a thousand times counts once; lambdas, comprehensions and the bodies of
-classes do not count.
+The gradient is that of `LocalExpectation().loss` for the model of the README, with a `MeanField` guide. A function
+counts once, however often it runs; lambdas and comprehensions do not count.
 """
 
 from __future__ import annotations
