@@ -164,7 +164,7 @@ class LocalExpectation(Estimator):
         exact = [n for n, s in local.items() if problem.entropy and support.entropy(s.base) is not None]
 
         # A continuous site that no fixed site depends on is recomputed from its noise when another site changes:
-        # held at its value it would be in that site's blanket, and a narrow factor there ruins the weights.
+        # held at its value, it would be in that site's blanket, and a narrow factor there ruins the weights.
         needed = frozenset[str]().union(*fixed_parents(x, graph).values())
         childless = {n for n in local if pivot[n].fn.has_rsample and n not in needed}
         held = {n: z for n, z in x.items() if n not in childless}
