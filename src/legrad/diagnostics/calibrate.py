@@ -1,4 +1,4 @@
-"""Does a guide find what is there? Simulate from the model, fit, and see where the truth lies in the fitted guide.
+"""Simulation-based calibration: simulate from the model, fit, and see where the truth lies in the fitted guide.
 
 For latents z* and data drawn from the model, and draws z_1, ..., z_L of the guide fitted to those data, each scalar
 element has the probability integral transform
@@ -33,16 +33,16 @@ from legrad.model.objective import Given, Objective, update
 from legrad.model.parameters import Parameters
 from legrad.model.threads import one_at_a_time
 
-_LEAST = 20  # simulations: fewer could not show anything
+_LEAST = 20  # simulations: with fewer, the tests could not show anything
 
 
 class _Outcome(NamedTuple):
-    """What one simulation gives."""
+    """The outcome of one simulation."""
 
     pit: dict[str, jax.Array]
     simulated: jax.Array  # whether latents and data are finite
-    fitted: jax.Array  # whether parameters and draws are
-    rise: jax.Array  # of the ELBO from the last tenth but one of the steps to the last
+    fitted: jax.Array  # whether parameters and draws are finite
+    rise: jax.Array  # of the ELBO, from the second-to-last tenth of the steps to the last tenth
 
 
 def calibrate(
@@ -64,36 +64,37 @@ def calibrate(
     level: float = 0.01,
     progress: bool | None = None,
 ) -> Calibration:
-    """Simulation-based calibration of a guide and the way it is fitted; latents may be discrete.
+    """Calibrate a guide, and the way it is fitted, by simulation; latents may be discrete.
 
-    Latents and data are drawn from the model, the guide is fitted to the data, and the place of the latents among
+    Latents and data are drawn from the model, the guide is fitted to the data, and the position of the latents among
     draws of the guide is recorded (VSBC: Yao, Vehtari, Simpson and Gelman 2018, "Yes, but did it work?").
-    Observed sites are simulated and then conditioned on by name, so the model needs no change; its other arguments
-    stay as they are. All fits are one compiled program, and start from the same parameters.
+    Observed sites are simulated and then conditioned on by name, so the model needs no change, and its other
+    arguments stay as they are. All fits are one compiled program, and start from the same parameters.
 
     Args:
         model: a NumPyro model in which every unknown has a prior.
-        guide: a guide; or the class of one (`legrad.MeanField`, NumPyro's `AutoNormal`; or `functools.partial` of
-            it), which is called with the model.
+        guide: a guide, or a guide class (`legrad.MeanField`, NumPyro's `AutoNormal`, or `functools.partial` of one),
+            which is called with the model.
         key: the random key.
-        args: arguments of model and guide, as for `legrad.fit`. The data among them say which sites are observed.
+        args: positional arguments of model and guide, as for `legrad.fit`. The data among them determine which sites
+            are observed.
         kwargs: keyword arguments of model and guide.
         observed: further sites that hold data, for arguments such as `args=(X, None)`.
-        guide_args: for a guide that reads the data from its arguments: the arguments, given the simulated data by
-            site, `lambda data: (X, data["y"])`. If None, an argument that is a site's `obs` is replaced by the
-            simulated data.
-        simulations: how many; more find smaller faults.
-        draws: of each fitted guide.
-        estimator: any of legrad's, or any NumPyro ELBO; `LocalExpectation()` if None.
+        guide_args: for a guide that reads the data from its arguments: a function from the simulated data, by site,
+            to the guide's arguments, `lambda data: (X, data["y"])`. If None, an argument that is a site's `obs` is
+            replaced by the simulated data.
+        simulations: the number of simulations; more simulations find smaller faults.
+        draws: the number of draws from each fitted guide.
+        estimator: one of legrad's estimators, or any NumPyro ELBO; `LocalExpectation()` if None.
         optimizer: an optax optimizer, schedules included; `optax.adam(1e-2)` if None.
-        steps: of each fit; 0 tests the guide as `init_params` has it, such as an amortized one.
+        steps: the number of steps of each fit; 0 tests the guide at `init_params`, for example an amortized guide.
         init_params: parameter values to start from, constrained.
-        parallel: simulations that run at the same time, vectorized; fewer need less memory.
+        parallel: how many simulations run at the same time, vectorized; fewer need less memory.
         level: the probability that a calibrated guide gets any flag.
-        progress: show a progress bar; if None, where the output is a terminal.
+        progress: whether to show a progress bar; if None, only when the output is a terminal.
 
     Returns:
-        The transforms by site, tests of them, and in `flags` what is wrong in words.
+        The transforms by site, their tests, and in `flags` a sentence for each fault.
 
     Example:
         >>> print(legrad.calibrate(model, legrad.MeanField, args=(X, y), key=jax.random.key(0)))
@@ -124,7 +125,7 @@ def calibrate(
 
 
 def _simulate(simulator: Simulator, guide: Callable[..., Any], fit: Callable[..., Any], draws: int, key: Any) -> Any:
-    """One simulation: latents and data, the fit, and where the latents lie among its draws."""
+    """Run one simulation: draw latents and data, fit, and locate the latents among draws of the fitted guide."""
     of_data, of_fit, of_draws, of_ties = jax.random.split(key, 4)
     truth, data = simulator.draw(of_data)
     params, rise = fit(of_fit, data)
@@ -151,7 +152,7 @@ def _fit(
     key: jax.Array,
     data: dict[str, jax.Array],
 ) -> tuple[dict[str, Any], jax.Array]:
-    """The fitted parameters, constrained, and the rise of the ELBO at the end."""
+    """Return the fitted parameters, constrained, and the rise of the ELBO at the end of the fit."""
     objective, given = Objective(model, guide, parameters), Given((data,), {}, {})
 
     def step(carry: Any, i: jax.Array) -> tuple[Any, jax.Array]:
@@ -177,7 +178,7 @@ def _finite(tree: Any) -> jax.Array:
 
 
 def _in_parallel(one: Callable[..., _Outcome], keys: jax.Array, parallel: int, progress: bool | None) -> _Outcome:
-    """All simulations, one compiled program for each so many of them; the last takes some again to be full."""
+    """Run all simulations, `parallel` at a time with one compiled program; the last batch repeats some to be full."""
     together = min(parallel, len(keys))
     run = jax.jit(jax.vmap(one))
     parts = []
@@ -202,6 +203,8 @@ def _check(
     if not 0 < level < 1:
         raise ValueError(f"level={level!r}: it is the probability of a false alarm, such as 0.01")
     if not isinstance(estimator, ELBO):
-        raise TypeError(f"estimator={estimator!r} is no estimator: pass an object such as legrad.LocalExpectation()")
+        raise TypeError(
+            f"estimator={estimator!r} is not an estimator: pass an object such as legrad.LocalExpectation()"
+        )
     if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(f"optimizer={optimizer!r} is no optax optimizer: pass one such as optax.adam(1e-2)")
+        raise TypeError(f"optimizer={optimizer!r} is not an optax optimizer: pass one such as optax.adam(1e-2)")

@@ -1,10 +1,10 @@
-"""What simulations say about a guide: tests of its probability integral transforms, in numbers, words and a picture.
+"""The result of a calibration: tests of a guide's probability integral transforms, in numbers, words and a picture.
 
-With the normal scores x = Φ⁻¹(pit), a guide whose mean is off by b of its standard deviations, and whose standard
-deviation is 1/s of what it should be, has x with mean b and standard deviation s. Three tests for each element:
+A guide whose mean is off by b of its standard deviations, and whose standard deviation is 1/s of what it should be,
+has normal scores x = Φ⁻¹(pit) with mean b and standard deviation s. There are three tests for each element:
 
     uniform    Kolmogorov–Smirnov: pit is uniform
-    symmetric  Wilcoxon's signed ranks: pit and 1 − pit are alike (VSBC; true of a guide with the right centre)
+    symmetric  Wilcoxon's signed ranks: pit and 1 − pit have the same distribution (VSBC; so if the centre is right)
     spread     χ²: the scores have variance 1
 
 Holm's correction makes the probability of any false alarm, over all elements and tests, at most `level`.
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _TESTS = ("uniform", "symmetric", "spread")
-_RISE = 0.1  # nats in the last tenth of the steps: a fit that still moves
+_RISE = 0.1  # nats in the last tenth of the steps: above this, a fit still moves
 
 
 class Tested(NamedTuple):
@@ -27,10 +27,10 @@ class Tested(NamedTuple):
 
     Attributes:
         bias: how far above the guide's centre the truth lies, in the guide's standard deviations.
-        spread: the truth's spread around its mean, in the guide's standard deviations: above 1, it is too narrow.
-            Both are limited by the number of draws: a truth beyond all of them is not seen to be far beyond.
+        spread: the truth's spread around its mean, in the guide's standard deviations: above 1, the guide is too
+            narrow. The number of draws limits bias and spread: how far a truth lies beyond all draws is not seen.
         p: the p-value of each test, by name: "uniform", "symmetric", "spread".
-        adjusted: the same, corrected for the number of tests.
+        adjusted: the p-values corrected for the number of tests.
     """
 
     bias: np.ndarray
@@ -41,16 +41,16 @@ class Tested(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """How well fitted guides place the truth; see `calibrate`.
+    """The result of `calibrate`: how well fitted guides place the truth.
 
     Attributes:
         pit: for each latent its probability integral transforms, with a leading axis of simulations; NaN where the
             simulation failed, or the element is masked.
-        draws: of each fitted guide.
+        draws: the number of draws from each fitted guide.
         level: the probability that a calibrated guide gets any flag for its transforms.
-        bad_simulations: the simulations that drew values which are not finite.
+        bad_simulations: the simulations that drew values that are not finite.
         bad_fits: the simulations whose fit ended with values that are not finite.
-        elbo_rise: the rise of the ELBO from the last tenth but one of the steps to the last, by simulation.
+        elbo_rise: the rise of the ELBO from the second-to-last tenth of the steps to the last tenth, by simulation.
     """
 
     pit: dict[str, np.ndarray] = field(repr=False)
@@ -62,12 +62,12 @@ class Calibration:
 
     @property
     def simulations(self) -> int:
-        """How many there were."""
+        """The number of simulations."""
         return len(self.elbo_rise)
 
     @property
     def ok(self) -> bool:
-        """Whether there is no flag."""
+        """Whether there are no flags."""
         return not self.flags
 
     @cached_property
@@ -87,7 +87,7 @@ class Calibration:
 
     @property
     def flags(self) -> list[str]:
-        """What is wrong, a sentence each; empty if nothing is."""
+        """A sentence for each fault; empty if there is none."""
         said, n = [], self.simulations
         if len(self.bad_simulations):
             said.append(
@@ -107,7 +107,7 @@ class Calibration:
         return said
 
     def to_markdown(self) -> str:
-        """A table with a row for each site (of its elements the most suspicious), and the flags."""
+        """Return a table with a row for the most suspicious element of each site, and the flags."""
         lines = [
             "| site | elements | bias | spread | p uniform | p symmetric | p spread |",
             "|---|---|---|---|---|---|---|",
@@ -121,33 +121,33 @@ class Calibration:
             row = f"{tested.bias[worst]:+.2f} | {tested.spread[worst]:.2f} | {p}"
             lines.append(f"| {name}{_index(worst)} | {tested.bias.size} | {row} |")
         flags = [f"- {flag}" for flag in self.flags] or [
-            f"No flag: {self.simulations} simulations do not tell the guide from the posterior."
+            f"No flag: {self.simulations} simulations show no difference between the guide and the posterior."
         ]
         return "\n".join([*lines, "", *flags])
 
     __str__ = to_markdown
 
     def plot(self, path: Any = None) -> Any:
-        """Histograms of the transforms, with the band in which those of a calibrated guide stay. Needs matplotlib.
+        """Plot histograms of the transforms, with the band of a calibrated guide. Needs matplotlib.
 
         Args:
-            path: where to write the picture; if None, only the figure is returned.
+            path: the file to write the picture to; if None, the figure is only returned.
         """
         from legrad.diagnostics.calibration_plot import plot_calibration
 
         return plot_calibration(self, path)
 
     def faults(self, name: str) -> list[str]:
-        """What is wrong with a site, in a few words each."""
+        """Return the faults of a site, in a few words each."""
         return list(_faults(self.tests[name], self.level))
 
     def worst(self, name: str) -> tuple[int, ...] | None:
-        """The index of a site's most suspicious element; None if all are masked."""
+        """Return the index of a site's most suspicious element; None if all are masked."""
         return _worst(self.tests[name])
 
 
 def _scores(pit: np.ndarray) -> Tested:
-    """Bias, spread and p-values of every element, without correction."""
+    """Return bias, spread and p-values of every element, without correction."""
     from scipy import stats  # slow to import, and only needed here
 
     shape = pit.shape[1:]
@@ -174,7 +174,7 @@ def _scores(pit: np.ndarray) -> Tested:
 
 
 def _holm(p: np.ndarray) -> np.ndarray:
-    """Holm's step-down correction; NaN is no test."""
+    """Apply Holm's step-down correction; NaN does not count as a test."""
     adjusted = np.full(p.shape, np.nan)
     valid = np.flatnonzero(~np.isnan(p))
     order = valid[np.argsort(p[valid])]
@@ -191,7 +191,7 @@ def _worst(tested: Tested) -> tuple[int, ...] | None:
 
 
 def _faults(tested: Tested, level: float) -> dict[str, tuple[str, np.ndarray]]:
-    """What is wrong with a site: the test that says so, and in which elements."""
+    """Return for each possible fault of a site the test that finds it, and the elements that have it."""
     rejected = {test: tested.adjusted[test] < level for test in _TESTS}
     faults = {
         "biased to the left": ("symmetric", rejected["symmetric"] & (tested.bias > 0)),
@@ -211,7 +211,7 @@ def _site_flags(name: str, tested: Tested, level: float) -> list[str]:
         size = {
             "symmetric": f"the truth lies {tested.bias[worst]:+.2f} of its standard deviations away",
             "spread": f"the truth spreads over {tested.spread[worst]:.2f} of its standard deviations",
-            "uniform": "the places of the truth in it are not uniform",
+            "uniform": "the positions of the truth in it are not uniform",
         }[test]
         among = f" in {where.sum()} of {where.size} elements, most in {name}{_index(worst)}" if where.size > 1 else ""
         said.append(f"q({name}) is {fault}{among}: {size} (p = {p[worst]:.1g} after correction)")

@@ -1,4 +1,4 @@
-"""Histograms of probability integral transforms, a panel for each site."""
+"""Histograms of probability integral transforms, with one panel per site."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 if TYPE_CHECKING:
     from legrad.diagnostics.calibration import Calibration
 
-_OTHERS = 30  # elements of a site that are drawn beside the most suspicious one
+_OTHERS = 30  # the most elements of a site to draw beside the most suspicious one
 _COLUMNS = 3
 
 
 def plot_calibration(calibration: Calibration, path: Any = None) -> Any:
-    """For each site the histogram of its most suspicious element as bars, and those of others as lines.
+    """Plot for each site the histogram of its most suspicious element as bars, and those of others as lines.
 
     Args:
-        calibration: what `legrad.calibrate` gave.
-        path: where to write the picture; if None, only the figure is returned.
+        calibration: a result of `legrad.calibrate`.
+        path: the file to write the picture to; if None, the figure is only returned.
     """
     try:
         from matplotlib.figure import Figure

@@ -1,7 +1,8 @@
 """Estimators side by side at the same parameters: gradient variance, bias, time, and 1 / (variance × time).
 
-For the whole gradient and for each parameter alone: the variance is a mean over components, the bias the worst of
-them. Times are medians of rounds in which the estimators take turns, so a busy machine touches all of them alike.
+Variance and bias are given for the whole gradient and for each parameter alone: the variance is a mean over
+components, the bias that of the worst component. Times are medians of rounds in which the estimators take turns, so
+that a busy machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from legrad.diagnostics.timing import interleaved_seconds
 
 
 class ParameterMeasured(NamedTuple):
-    """One estimator's figures for one parameter; see `Measured`."""
+    """The measurements of one estimator for one parameter; see `Measured`."""
 
     variance: float
     bias_z: float
@@ -31,17 +32,17 @@ class ParameterMeasured(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """One estimator's figures.
+    """The measurements of one estimator.
 
     Attributes:
-        variance: of the gradient in unconstrained space, mean over components.
-        bias_z: the largest z-score of a component's mean against the other estimators' means.
-        seconds: for one gradient, compiled.
+        variance: the variance of the gradient in unconstrained space, a mean over components.
+        bias_z: the largest z-score of a component's mean against the means of the other estimators.
+        seconds: the seconds of one gradient, compiled.
         efficiency: 1 / (variance × seconds); infinite where there is no sampling noise.
         mean: the mean gradient, by parameter.
         variances: the variance of every component, by parameter.
         parameters: variance, bias_z and efficiency of each parameter alone; a parameter that is a tree (of a
-            network) counts leaf by leaf, as "net.Dense_0.kernel".
+            network) counts leaf by leaf, for example as "net.Dense_0.kernel".
     """
 
     variance: float
@@ -54,17 +55,17 @@ class Measured:
 
     @property
     def components(self) -> int:
-        """How many numbers the gradient has."""
+        """The number of components of the gradient."""
         return sum(p.components for p in self.parameters.values())
 
     def by_parameter(self) -> dict[str, Measured | ParameterMeasured]:
-        """The figures of the whole under "all", and those of each parameter."""
+        """Return the measurements of the whole gradient under "all", and those of each parameter."""
         return {"all": self, **self.parameters}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table of estimators: `comparison["name"]` gives one of them."""
+    """A table of estimators; `comparison["name"]` is the row of one of them."""
 
     rows: dict[str, Measured]
     draws: int
@@ -73,7 +74,7 @@ class Comparison:
         return self.rows[name]
 
     def to_markdown(self, per_parameter: bool = False) -> str:
-        """The table, a row an estimator; with `per_parameter` a row more for each of its parameters."""
+        """Return a table with one row per estimator; with `per_parameter`, also one row for each parameter."""
         head = ["estimator", "gradient variance", "bias z", "ms per gradient", "1/(variance × seconds)"]
         if per_parameter:
             head.insert(1, "parameter")
@@ -86,7 +87,7 @@ class Comparison:
         return "\n".join(lines)
 
     def to_pandas(self) -> Any:
-        """A tidy DataFrame: a row for each estimator and parameter, and one with the parameter "all".
+        """Return a tidy DataFrame: one row for each estimator and parameter, and one with the parameter "all".
 
         Needs pandas.
         """
@@ -111,10 +112,10 @@ class Comparison:
         )
 
     def plot(self, path: Any = None) -> Any:
-        """Variance, time and efficiency of each estimator, and variance by parameter; needs matplotlib.
+        """Plot variance, time and efficiency of each estimator, and variance by parameter. Needs matplotlib.
 
         Args:
-            path: where to write the picture; if None, only the figure is returned.
+            path: the file to write the picture to; if None, the figure is only returned.
         """
         from legrad.diagnostics.compare_plot import plot_comparison
 
@@ -135,16 +136,16 @@ def compare(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Measure estimators of the same gradient at the same parameters.
+    """Compare estimators of the same gradient at the same parameters: variance, bias and time.
 
     Args:
         model: a NumPyro model, or `legrad.log_density(f)`.
         guide: a NumPyro guide.
-        params: constrained parameters; those left out take their initial values.
-        estimators: by name.
+        params: constrained parameters; parameters that are left out take their initial values.
+        estimators: the estimators, by name.
         key: the random key.
-        draws: gradients drawn from each.
-        args: arguments of model and guide.
+        draws: the number of gradients drawn from each estimator.
+        args: positional arguments of model and guide.
         kwargs: keyword arguments of model and guide.
 
     Example:
@@ -188,7 +189,7 @@ def _efficiency(variance: float, seconds: float) -> float:
 
 
 def _leaves(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of the parameters by their path, in the order of `_flat`."""
+    """Return the leaves of the parameters by their path, in the order of `_flat`."""
     return {
         ".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path): np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -200,16 +201,16 @@ def _flat(tree: Any) -> np.ndarray:
 
 
 def _rounding(*given: Any) -> np.ndarray:
-    """The rounding error of each component of a gradient, where legrad can look at model and guide."""
+    """Return the rounding error of each component of a gradient, if legrad can evaluate model and guide."""
     *problem, like = given
     try:
         return _flat(jax.device_get(rounding(*problem)))
-    except (ValueError, NotImplementedError):  # such as a latent that NumPyro's own estimators sum out
+    except (ValueError, NotImplementedError):  # for example, a latent that NumPyro's own estimators sum out
         return np.zeros(_flat(like).shape)
 
 
 def _bias_z(mine: Moments, others: list[Moments], draws: int, noise: np.ndarray) -> np.ndarray:
-    """Against the precision-weighted mean of the others; components without any noise must agree to rounding."""
+    """Return z-scores against the precision-weighted mean of the others; noiseless means must agree to rounding."""
     mean, square = _flat(mine.mean), _flat(mine.variance) / draws
     if not others:
         return np.zeros_like(mean)

@@ -1,5 +1,5 @@
-"""The picture of a comparison: above, one mark an estimator for variance, time and efficiency; below, the variance of
-each parameter. Colour and shape of a mark are the estimator's in all panels, and its name stands beside it once.
+"""The picture of a comparison: above, one mark per estimator for variance, time and efficiency; below, the variance
+of each parameter. An estimator has the same colour and mark in all panels, and its name is written beside one mark.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from legrad.diagnostics.compare import Comparison
 
-# Okabe and Ito's colours, apart in every kind of colour-blindness; the yellow is darkened for white paper.
+# Okabe and Ito's colours, distinct in every kind of colour-blindness; the yellow is darkened for white paper.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#b8a000", "#000000", "#e69f00")
 _MARKS = ("o", "s", "D", "^", "v", "P", "X", "p")
 _PARAMETERS = 12
@@ -20,7 +20,7 @@ _INK, _RULE = "#333333", "#dddddd"
 
 
 def plot_comparison(comparison: Comparison, path: Any = None) -> Any:
-    """Draw it; see `Comparison.plot`."""
+    """Plot a comparison; see `Comparison.plot`."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -53,7 +53,7 @@ def plot_comparison(comparison: Comparison, path: Any = None) -> Any:
 
 
 def _ranking(axes: Any, values: list[float]) -> None:
-    """A line a value, with the number at its mark."""
+    """Draw one line per value, with the number at its mark."""
     places, low = _log_axis(axes, values, room=0.3)
     for i, (value, place) in enumerate(zip(values, places, strict=True)):
         axes.plot([low, place], [i, i], color=_colour(i), linewidth=1.2, alpha=0.45, zorder=2)
@@ -90,9 +90,9 @@ def _by_parameter(axes: Any, comparison: Comparison, parameters: list[str], left
 
 
 def _log_axis(axes: Any, values: list[float], room: float) -> tuple[list[float], float]:
-    """A log axis with `room` (a share of it) for labels on the right; where each value stands, and the left end.
+    """Make a log axis with `room` (a share of the axis) for labels on the right; return positions and the left end.
 
-    Zero and infinity have no place on it: they stand at its ends, where a tick says so.
+    Zero and infinity have no position on a log axis: they are drawn at its ends, where a tick says so.
     """
     from matplotlib.ticker import LogLocator
 
@@ -135,7 +135,7 @@ def _bare(axes: Any) -> None:
 
 
 def _noisiest(comparison: Comparison) -> tuple[list[str], int]:
-    """The parameters to show, in their own order; if too many, those with the largest variance anywhere."""
+    """Return the parameters to show, in their own order; if too many, those with the largest variance anywhere."""
     rows = list(comparison.rows.values())
     names = list(rows[0].parameters)
     worst = sorted(names, key=lambda p: -max(np.nan_to_num(r.parameters[p].variance) for r in rows))[:_PARAMETERS]

@@ -1,12 +1,12 @@
-"""Can a fitted guide be trusted? Its moments against those of its own draws, reweighted to the posterior.
+"""Checks whether a fitted guide can be trusted: its moments against those of its draws, reweighted to the posterior.
 
 For every element x of every latent, with the smoothed weights W of `psis`:
 
     mean: (mean_q − mean_W) / sd_W        sd: (sd_q − sd_W) / sd_W        both must be within 0.1
 
-Draws are random, so a shift counts only beyond z standard errors, z = max(2, √(2 log m)) for m comparisons: what
-noise alone reaches among m. Where z standard errors are themselves more than 0.1 the draws cannot tell, and that is
-said.
+Draws are random, so a shift counts only beyond z standard errors, with z = max(2, √(2 log m)) for m comparisons: the
+largest z-score that noise alone reaches among m. If z standard errors are themselves more than 0.1, the draws cannot
+tell, and a flag says so.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Feature = tuple[str, int | None]  # a latent, or the indicator of one of its cat
 
 @dataclass(frozen=True)
 class Shift:
-    """How far a moment of the guide is from the posterior's, at the element that stands out most from the noise.
+    """How far a moment of the guide is from that of the posterior, at the element that most exceeds the noise.
 
     Attributes:
-        value: the guide's minus the posterior's, in posterior standard deviations.
-        error: its Monte Carlo standard error.
+        value: the guide's moment minus the posterior's, in posterior standard deviations.
+        error: the Monte Carlo standard error of the value.
         index: the element; for a Categorical with more than two categories the last number is the category.
     """
 
@@ -50,8 +50,8 @@ class SiteShift:
     """The worst shifts of one latent.
 
     Attributes:
-        mean: of the mean; for labels (Bernoulli, Categorical) of the probability of a category.
-        sd: of the standard deviation; None for labels, whose probability says it all.
+        mean: the shift of the mean; for labels (Bernoulli, Categorical), that of the probability of a category.
+        sd: the shift of the standard deviation; None for labels, which their probabilities describe fully.
     """
 
     mean: Shift
@@ -60,14 +60,14 @@ class SiteShift:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found; print it.
+    """The findings of `diagnose`; print them.
 
     Attributes:
-        khat: see `khat`.
+        khat: the PSIS k-hat; see `khat`.
         elbo: the ELBO and the importance-weighted bound.
         sites: the worst shifts of each latent.
-        flags: a sentence for each thing that is wrong, or that the draws cannot tell.
-        draws: how many.
+        flags: a sentence for each fault, and for each moment about which the draws cannot tell.
+        draws: the number of draws.
     """
 
     khat: float
@@ -78,7 +78,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: k-hat at most 0.7, and means and sds within 0.1 posterior sd."""
+        """Whether there are no flags: k-hat is at most 0.7, and means and sds are within 0.1 posterior sd."""
         return not self.flags
 
     def __str__(self) -> str:
@@ -89,22 +89,22 @@ class Diagnosis:
             for what, shift in zip(("mean", "sd"), _both(self.sites[name]), strict=False):
                 lines.append(f"  {what:<4}  {_element(name, shift.index):<{width}}  {shift}")
         if len(worst) > _SHOWN:
-            lines.append(f"  and {len(worst) - _SHOWN} more sites, closer than these")
-        return "\n".join([*lines, "", *(f"- {flag}" for flag in self.flags or ["nothing is wrong"])])
+            lines.append(f"  and {len(worst) - _SHOWN} more sites, with smaller shifts")
+        return "\n".join([*lines, "", *(f"- {flag}" for flag in self.flags or ["no problem found"])])
 
 
 def diagnose(problem: Problem, key: jax.Array, n: int = 16_000) -> Diagnosis:
-    """Compare a guide with the posterior as far as its own draws can show it.
+    """Compare a guide with the posterior, using draws of the guide alone.
 
     A mode of the posterior that no draw has visited cannot be seen.
 
     Args:
         problem: model, guide, fitted parameters and data.
         key: the random key.
-        n: draws of the guide, at least 100.
+        n: the number of draws from the guide, at least 100.
 
     Raises:
-        ValueError: as for `log_weights`, for example with subsampled plates.
+        ValueError: in the cases listed at `log_weights`, for example with subsampled plates.
 
     Example:
         >>> report = diagnose(result.problem, jax.random.key(1))
@@ -153,14 +153,14 @@ class _Moments:
 
 
 def _ratio(a: np.ndarray, sd: np.ndarray) -> np.ndarray:
-    """In standard deviations: a constant is off by nothing or by infinitely many; what is not a number is off."""
+    """Divide by sd: a constant is off by zero or by infinitely many sds; a value that is NaN counts as off."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(a == 0, 0.0, a / sd)
     return np.where(np.isnan(ratio), np.inf, ratio)
 
 
 def _features(values: Values, labels: Mapping[str, int]) -> Iterator[tuple[Feature, np.ndarray]]:
-    """What has moments: numbers as they are, labels as indicators of their categories (of the second, if two)."""
+    """Yield what has moments: numbers as they are, labels as indicators of categories (of the second, if two)."""
     for name, x in values.items():
         if name not in labels:
             yield (name, None), np.asarray(x, np.float64)
@@ -169,7 +169,7 @@ def _features(values: Values, labels: Mapping[str, int]) -> Iterator[tuple[Featu
 
 
 def _passes(draws: Draws, weights: np.ndarray) -> Iterator[tuple[Feature, np.ndarray, np.ndarray]]:
-    """Each feature of each chunk, with n·W of its draws, shaped to multiply it."""
+    """Yield each feature of each chunk, with n·W of its draws in a shape that multiplies the feature."""
     start = 0
     for values in draws.chunks():
         for feature, x in _features(values, draws.labels):
@@ -179,14 +179,14 @@ def _passes(draws: Draws, weights: np.ndarray) -> Iterator[tuple[Feature, np.nda
 
 
 def _moments(draws: Draws, weights: np.ndarray) -> dict[Feature, _Moments]:
-    origin: dict[Feature, np.ndarray] = {}  # the first draw: squares around it lose no digits
+    origin: dict[Feature, np.ndarray] = {}  # the first draw: squares around that value lose no digits
     sums: dict[Feature, np.ndarray] = {}
     with np.errstate(over="ignore", invalid="ignore"):
         for feature, x, w in _passes(draws, weights):
             y = x - origin.setdefault(feature, x[0])
             parts = np.stack([y.sum(0), (y**2).sum(0), (w * y).sum(0), (w * y**2).sum(0)])
             sums[feature] = sums.get(feature, 0.0) + parts / len(weights)
-        # n draws cannot see probabilities below 1/n: the indicator of a rarer label counts as one of that probability
+        # n draws cannot see probabilities below 1/n: a rarer label counts as a label of probability 1/n
         least = {feature: 0.0 if feature[1] is None else len(weights) ** -0.5 for feature in sums}
         return {
             feature: _Moments(
@@ -201,7 +201,7 @@ def _sd(mean: np.ndarray, square: np.ndarray) -> np.ndarray:
 
 
 def _errors(draws: Draws, weights: np.ndarray, moments: Mapping[Feature, _Moments]) -> dict[Feature, np.ndarray]:
-    """Standard errors of the shifts of mean and sd, by the delta method: the root of Σ ψ² / n², ψ a draw's pull."""
+    """Return standard errors of the shifts of mean and sd by the delta method: √(Σ ψ² / n²), ψ a draw's influence."""
     squares: dict[Feature, np.ndarray] = {}
     with np.errstate(all="ignore"):
         for feature, x, w in _passes(draws, weights):
@@ -216,7 +216,7 @@ def _errors(draws: Draws, weights: np.ndarray, moments: Mapping[Feature, _Moment
         return {feature: np.where(moments[feature].sd_w > 0, np.sqrt(s), 0.0) for feature, s in squares.items()}
 
 
-# --- what is said ------------------------------------------------------------------------------------------------
+# --- shifts and flags --------------------------------------------------------------------------------------------
 
 
 def _at(value: np.ndarray, error: np.ndarray, flat: np.intp) -> Shift:

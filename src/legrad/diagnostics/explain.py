@@ -1,4 +1,4 @@
-"""Why a model is fast or slow: what a one-element change touches, line by line."""
+"""An explanation of why a model is fast or slow: what a one-element change touches, line by line."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def explain(
     estimator: ELBO | None = None,
     memory: int = MEMORY,
 ) -> Explanation:
-    """Which primitives keep the structure of a one-element change, and the estimated cost against brute force.
+    """Explain which primitives keep the structure of a one-element change, and the cost relative to brute force.
 
-    Nothing is computed: the program is traced only.
+    Nothing is computed: the program is only traced.
 
     Args:
         f: a function of a pytree of arrays; or a NumPyro model, with its guide as `x`.
-        x: where; or the guide.
-        candidates: as for `single_site`, for a function; two candidates for each element if None.
-        args: arguments of model and guide.
+        x: the arrays at which `f` is evaluated; or the guide.
+        candidates: the candidates for a function, as for `single_site`; two for each element if None.
+        args: positional arguments of model and guide.
         kwargs: keyword arguments of model and guide.
         params: parameters of model and guide; their initial values if None.
-        estimator: how model and guide are treated; `LocalExpectation()` if None.
-        memory: as for `single_site`.
+        estimator: the estimator that treats model and guide; `LocalExpectation()` if None.
+        memory: the memory limit, as for `single_site`.
 
     Returns:
-        The table; print it.
+        A table; print it.
 
     Example:
         >>> print(legrad.explain(lambda w: jnp.sum(jax.nn.softplus(X @ w)), w))
@@ -65,7 +65,7 @@ def _trace_function(f: Callable[..., Any], x: Any, candidates: Any, memory: int)
 def _trace_model(model: Any, guide: Any, args: Any, kwargs: Any, params: Any, estimator: ELBO) -> None:
     if not isinstance(estimator, LocalExpectation):
         raise TypeError(
-            f"{type(estimator).__name__} changes no elements one at a time: explain a legrad.LocalExpectation()"
+            f"{type(estimator).__name__} does not change elements one at a time: explain a legrad.LocalExpectation()"
         )
     key = jax.random.key(0)
     start = Parameters(model, guide, args, kwargs, key, params).initial

@@ -1,4 +1,4 @@
-"""Gradients of a loss at fixed parameters, in the unconstrained space where they are optimized."""
+"""Gradients of a loss at fixed parameters, in the unconstrained space of the optimizer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gradient(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Callable[[jax.Array], dict[str, Any]]:
-    """Make a function of a key that gives one draw of the estimator's gradient of the ELBO."""
+    """Return a function of a key that returns one draw of the estimator's gradient of the ELBO."""
     parameters = Parameters(model, guide, args, kwargs, jax.random.key(0), params)
     at, objective = parameters.unconstrain(parameters.initial), Objective(model, guide, parameters)
     return lambda key: gradient_at(objective, estimator, at, key, Given(args, dict(kwargs), {}))
@@ -52,9 +52,9 @@ def rounding(
     kwargs: Mapping[str, Any],
     key: jax.Array,
 ) -> dict[str, Any]:
-    """What rounding may do to each component of a gradient: ε · ‖terms of f‖ · |∂ log q|, root mean square of draws.
+    """Return the rounding error of each component of a gradient: ε · ‖terms of f‖ · |∂ log q|, RMS over draws.
 
-    A gradient that vanishes at an optimum is a sum of large terms, and says nothing about its own rounding.
+    A gradient that vanishes at an optimum is a sum of large terms, and its size says nothing about its rounding.
     """
     parameters = Parameters(model, guide, args, kwargs, jax.random.key(0), params)
     at, objective = parameters.unconstrain(parameters.initial), Objective(model, guide, parameters)
@@ -78,7 +78,7 @@ def rounding(
 
 
 def moments(draw: Callable[[jax.Array], Any], key: jax.Array, number: int | jax.Array) -> Moments:
-    """Mean and variance over `number` draws, one after another so that memory stays that of one draw."""
+    """Return mean and variance over `number` draws, one after another to need the memory of one draw only."""
     shapes = jax.eval_shape(draw, key)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 

@@ -1,16 +1,16 @@
 """Pareto-smoothed importance sampling from a guide: k-hat, the ELBO, and the importance-weighted bound.
 
-w = p(x, z) / q(z) at draws of the guide. The largest 3√n weights follow a generalized Pareto distribution, whose
-shape k says how many moments w has (those below 1/k): up to 0.7 reweighting by w can be trusted, beyond it cannot
-(Vehtari et al. 2024, Yao et al. 2018).
+The weights are w = p(x, z) / q(z) at draws of the guide. The largest 3√n weights follow a generalized Pareto
+distribution, whose shape k says how many moments w has (those below 1/k): up to k = 0.7 reweighting by w can be
+trusted, beyond that it cannot (Vehtari et al. 2024, Yao et al. 2018).
 
-A discrete guide has few distinct weights, and a Pareto fitted to ties says nothing (ArviZ gives inf, NaN or an
-error). w is bounded there and has all its moments; what is left to ask is whether the draws have seen enough of the
-large weights. So where half of the tail are ties, k-hat is the shape of the Pareto whose n draws have the same
+A discrete guide has few distinct weights, and a Pareto fitted to ties says nothing (ArviZ returns inf, NaN or an
+error). Its w is bounded and has all moments; the remaining question is whether the draws have seen enough of the
+large weights. So if half of the tail are ties, k-hat is the shape of the Pareto whose n draws have the same
 effective size n_eff = (Σw)² / Σw²:
 
     k = (½ − n_eff/n) / (1 − n_eff/n)    by its first two moments, k < ½
-    k = 1 − ½ log n_eff / log n          where n_eff < n^0.6, as n_eff ~ n^(2(1−k)): k > 0.7
+    k = 1 − ½ log n_eff / log n          if n_eff < n^0.6, as n_eff ~ n^(2(1−k)): k > 0.7
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from legrad.model.problem import Problem
 __all__ = ["LIMIT", "ElboEstimate", "elbo_estimate", "khat", "log_weights"]
 
 LIMIT = 0.7  # the k-hat up to which importance weights can be trusted
-FEWEST = 100  # draws
-_DISTINCT = 0.5  # the share of distinct values in a tail that a Pareto can be fitted to
-_EQUAL = 1e-3  # weights that differ by less have nothing to reweight
+FEWEST = 100  # the least number of draws
+_DISTINCT = 0.5  # the least share of distinct values in a tail to fit a Pareto to
+_EQUAL = 1e-3  # weights that differ by less are equal: there is nothing to reweight
 
 
 @dataclass(frozen=True)
 class ElboEstimate:
-    """The ELBO of a fitted guide, and a tighter bound of the log evidence.
+    """The ELBO of a fitted guide, and a tighter bound on the log evidence.
 
     Attributes:
-        elbo: the mean of log w; -inf where a draw has no probability under the model.
-        error: its standard error.
-        bound: log of the mean of w over the draws, the importance-weighted bound: below the log evidence on
-            average, and close to it where k-hat is small. None where it does not exist; see `reason`.
-        bound_error: its standard error by the delta method, sd(w) / (mean(w) √n): itself an estimate to trust only
-            where k-hat is small.
-        draws: how many.
+        elbo: the mean of log w; -inf if a draw has no probability under the model.
+        error: the standard error of the ELBO.
+        bound: the log of the mean of w over the draws, the importance-weighted bound: below the log evidence on
+            average, and close to it if k-hat is small. None if the bound does not exist; see `reason`.
+        bound_error: the standard error of the bound by the delta method, sd(w) / (mean(w) √n): itself an estimate
+            to trust only if k-hat is small.
+        draws: the number of draws.
         reason: why there is no `bound`.
     """
 
@@ -65,25 +65,25 @@ class ElboEstimate:
 
 
 def _with_error(value: float, error: float) -> str:
-    """As many digits as the error leaves."""
+    """Format a value with as many digits as its error allows."""
     digits = 4 if error < 1e-6 else max(0, 1 - math.floor(math.log10(error)))
     return f"{value:,.{digits}f} ± {error:.2g}"
 
 
 def khat(problem: Problem, key: jax.Array, num_samples: int = 16_000) -> float:
-    """The shape of the Pareto tail of the importance weights: how far the guide is from the posterior.
+    """Return the shape of the Pareto tail of the importance weights: how far the guide is from the posterior.
 
     Below 0.5 the guide is close; up to 0.7 its draws can be reweighted to the posterior; above, they cannot, and a
-    `FitWarning` says so. -inf: the weights are as good as equal. It does not see a mode that no draw has visited. In
-    many dimensions it is high for guides whose single latents are right: see `diagnose`.
+    `FitWarning` says so. -inf means that the weights are practically equal. k-hat does not see a mode that no draw
+    has visited. In many dimensions k-hat is high even for guides whose single latents are right: see `diagnose`.
 
     Args:
         problem: model, guide, fitted parameters and data.
         key: the random key.
-        num_samples: draws of the guide, at least 100.
+        num_samples: the number of draws from the guide, at least 100.
 
     Raises:
-        ValueError: as for `log_weights`, for example with subsampled plates.
+        ValueError: in the cases listed at `log_weights`, for example with subsampled plates.
     """
     log_w = weighing(problem, key, num_samples).f()
     _, k = smoothed_weights(log_w)
@@ -93,15 +93,15 @@ def khat(problem: Problem, key: jax.Array, num_samples: int = 16_000) -> float:
 
 
 def elbo_estimate(problem: Problem, key: jax.Array, n: int = 1000) -> ElboEstimate:
-    """The ELBO and the importance-weighted bound from fresh draws, with their standard errors.
+    """Estimate the ELBO and the importance-weighted bound from fresh draws, with their standard errors.
 
-    With subsampled plates each draw takes its own subsample: the ELBO is right and its error counts that noise, but
+    With subsampled plates each draw takes its own subsample: the ELBO is right and its error includes that noise, but
     there is no importance-weighted bound, which needs every row.
 
     Args:
         problem: model, guide, fitted parameters and data.
         key: the random key.
-        n: draws of the guide.
+        n: the number of draws from the guide.
 
     Example:
         >>> print(elbo_estimate(result.problem, jax.random.key(1)))
@@ -111,9 +111,9 @@ def elbo_estimate(problem: Problem, key: jax.Array, n: int = 1000) -> ElboEstima
 
 
 def summary(f: np.ndarray, reason: str = "") -> ElboEstimate:
-    """The ELBO and the bound from log-weights; only the ELBO where there is a `reason` against the bound."""
+    """Return the ELBO and the bound from log-weights; only the ELBO if there is a `reason` against the bound."""
     n = len(f)
-    sure = not np.isneginf(f).any()  # one draw without probability makes the ELBO -inf, without doubt
+    sure = not np.isneginf(f).any()  # one draw without probability makes the ELBO -inf, with no uncertainty
     elbo, error = (float(f.mean()), float(f.std(ddof=1) / math.sqrt(n))) if sure else (-math.inf, 0.0)
     if reason or np.isneginf(f).all():
         return ElboEstimate(elbo, error, None, None, n, reason or "no draw has any probability under the model")
@@ -123,7 +123,7 @@ def summary(f: np.ndarray, reason: str = "") -> ElboEstimate:
 
 
 def weighing(problem: Problem, key: jax.Array, n: int) -> Draws:
-    """Draws whose weights have a meaning, and enough of them for a tail; or an error."""
+    """Return draws for weights; raise if weights are undefined, or the draws too few for a tail."""
     if isinstance(n, int) and n < FEWEST:
         raise ValueError(f"num_samples={n}: a Pareto tail needs at least {FEWEST} draws, and 4000 are better")
     draws = Draws(problem, key, n)
@@ -132,7 +132,7 @@ def weighing(problem: Problem, key: jax.Array, n: int) -> Draws:
 
 
 def smoothed_weights(log_w: np.ndarray) -> tuple[np.ndarray, float]:
-    """Weights with a smoothed tail, summing to one, and k-hat; raw weights where no Pareto can be fitted."""
+    """Return weights with a smoothed tail, summing to one, and k-hat; raw weights if no Pareto can be fitted."""
     if np.isneginf(log_w).all():
         raise ValueError(
             "no draw of the guide has any probability under the model: check that the guide's support lies inside "
@@ -152,13 +152,13 @@ def smoothed_weights(log_w: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def concerns(k: float, log_w: np.ndarray) -> list[str]:
-    """Sentences about weights that are not to be trusted; none where they are."""
+    """Return sentences about weights that cannot be trusted; none if they can."""
     found = []
     if k > LIMIT:
         found.append(
-            f"k-hat is {k:.3g}, above {LIMIT}: the guide is far from the posterior, and reweighting its draws is not "
-            "to be trusted. Try a richer guide (with the dependence between latents that it lacks), more steps, "
-            "or several restarts; where only single latents matter, check them against NUTS"
+            f"k-hat is {k:.3g}, above {LIMIT}: the guide is far from the posterior, and its reweighted draws cannot "
+            "be trusted. Try a richer guide (with the dependence between latents that it lacks), more steps, "
+            "or several restarts; if only single latents matter, check them against NUTS"
         )
     lost = int(np.isneginf(log_w).sum())
     if lost:
@@ -170,9 +170,10 @@ def concerns(k: float, log_w: np.ndarray) -> list[str]:
 
 
 def _tail(log_w: np.ndarray) -> tuple[int, int]:
-    """How many of the largest weights make the tail, and how many of these are distinct.
+    """Return how many of the largest weights form the tail, and how many of these are distinct.
 
-    The tail begins above a value, never inside a group of equal ones: the Pareto's origin would be one of its points.
+    The tail begins above a value, never inside a group of equal values: otherwise the Pareto's origin would be one of
+    the points it is fitted to.
     """
     n = len(log_w)
     ordered = np.sort(log_w)
@@ -185,7 +186,7 @@ def _tail(log_w: np.ndarray) -> tuple[int, int]:
 
 
 def _tied_khat(size: float, n: int) -> float:
-    """k-hat from the effective size of n draws; see the top."""
+    """Return k-hat from the effective size of n draws; see the module docstring."""
     if size < n**0.6:
         return 1 - math.log(max(size, 1.0)) / (2 * math.log(n))
     share = size / n

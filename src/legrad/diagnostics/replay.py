@@ -1,4 +1,4 @@
-"""Runs a model or a guide forward with some of its values given: what predictions and simulations are made of."""
+"""Forward runs of a model or a guide with some of its values given, for predictions and simulations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Trace = dict[str, Any]
 
 
 class Whole(Messenger):
-    """Gives every plate its full size: all members in their order, in the place of a subsample.
+    """A messenger that gives every plate its full size: all members in order, instead of a subsample.
 
     Attributes:
         enlarged: the names of the plates that subsample.
@@ -30,7 +30,7 @@ class Whole(Messenger):
         self.enlarged: set[str] = set()
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Replace the indices of a plate."""
+        """Replace the indices of a plate by all indices."""
         if msg["type"] != "plate":
             return
         size, subsample_size = msg["args"]
@@ -47,14 +47,14 @@ def replay(
     given: Mapping[str, Any],
     *layers: Messenger,
 ) -> Trace:
-    """The trace of a model or guide, with parameters and latents as given.
+    """Return the trace of a model or guide, with parameters and latents as given.
 
     Args:
         program: the model or guide.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        key: for all that is drawn.
-        given: values of parameters and latents by name; names that the program does not have are left alone.
+        args: the positional arguments of the program.
+        kwargs: the keyword arguments of the program.
+        key: the random key of all draws.
+        given: values of parameters and latents by name; names that the program does not have are ignored.
         layers: further handlers, the innermost last.
     """
     with one_at_a_time, ExitStack() as stack:
@@ -66,7 +66,7 @@ def replay(
 
 
 def latent_sites(trace: Trace) -> Trace:
-    """The sample sites without data, but for auxiliary ones."""
+    """Return the sample sites without data, except auxiliary sites."""
     return {
         name: site
         for name, site in trace.items()
@@ -75,7 +75,7 @@ def latent_sites(trace: Trace) -> Trace:
 
 
 def observed_sites(trace: Trace) -> Trace:
-    """The sample sites with data; a `numpyro.factor` has none."""
+    """Return the sample sites with data; a `numpyro.factor` has no data."""
     return {
         name: site
         for name, site in trace.items()
@@ -89,5 +89,5 @@ def is_factor(site: Any) -> bool:
 
 
 def full_shape(site: Any) -> tuple[int, ...]:
-    """The shape of a draw of a sample site."""
+    """Return the shape of a draw of a sample site."""
     return site["fn"].shape(site["kwargs"].get("sample_shape", ()))

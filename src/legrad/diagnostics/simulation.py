@@ -1,4 +1,4 @@
-"""A model as a simulator: latents and data drawn together, and the model conditioned on the data that were drawn."""
+"""A model as a simulator: latents and data drawn together, and the model conditioned on the drawn data."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Data = dict[str, jax.Array]
 
 
 class Simulator:
-    """A model at given arguments, of which the observed sites may be drawn as well.
+    """A model at given arguments, whose observed sites can be drawn as well.
 
-    `conditioned` is a model of one argument, the data by site; guides are given in the same form.
+    `conditioned` is a model of one argument, the data by site; guides take the same argument.
 
     Args:
         model: a NumPyro model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        observed: sites that hold data though they have none with these arguments.
-        key: the random key, for a look at the model.
+        args: the positional arguments of the model.
+        kwargs: the keyword arguments of the model.
+        observed: sites that hold data although these arguments give them none.
+        key: the random key of a trial run of the model.
 
     Attributes:
         data: the sites that hold data.
-        counted: for each latent which elements have a prior; the others are masked.
+        counted: for each latent, which elements have a prior; the other elements are masked.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Simulator:
         if not isinstance(args, tuple):
             raise TypeError(f"args is a {type(args).__name__}: pass the model's arguments as a tuple, args=(X, y)")
         self.model, self.args, self.kwargs = model, args, kwargs
-        # An improper prior cannot be drawn from: with this strategy it gets as far as the message about it.
+        # An improper prior cannot be drawn from: with this strategy the run gets as far as the message about it.
         start = handlers.substitute(substitute_fn=init_to_sample)
         self.trace = replay(handlers.seed(model, key), args, kwargs, key, {}, start)
         self.data = _data_sites(self.trace, observed)
@@ -64,24 +64,24 @@ class Simulator:
         self.counted = {name: _counted(site) for name, site in latents.items()}
 
     def draw(self, key: jax.Array) -> tuple[Data, Data]:
-        """Latents and data, drawn from the model."""
+        """Draw latents and data from the model."""
         trace = replay(self.model, self.args, self.kwargs, key, {}, handlers.uncondition())
         return {n: trace[n]["value"] for n in self.counted}, {n: trace[n]["value"] for n in self.data}
 
     def conditioned(self, data: Data) -> Any:
-        """The model given data."""
+        """Run the model conditioned on data."""
         return handlers.condition(self.model, data=data)(*self.args, **self.kwargs)
 
     def guide_on_data(
         self, guide: Callable[..., Any], guide_args: Callable[[Data], tuple[Any, ...]] | None
     ) -> Callable[[Data], Any]:
-        """The guide as a function of the data."""
+        """Return the guide as a function of the data."""
         if isinstance(guide, type) or (isinstance(guide, partial) and isinstance(guide.func, type)):
             return guide(self.conditioned)
         if guide_args is not None:
             return lambda data: guide(*guide_args(data), **self.kwargs)
         leaves, structure = jax.tree.flatten((self.args, self.kwargs))
-        # Whole numbers are left out: Python shares them, and a size may be the same object as a datum.
+        # Whole numbers are not replaced: Python shares them, and a size may be the same object as a datum.
         readable = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | float)]
         site = {i: n for i in readable for n in self.data if leaves[i] is self.trace[n]["value"]}
 
@@ -96,7 +96,7 @@ class Simulator:
     def check_guide(
         self, guide: Callable[[Data], Any], params: Mapping[str, Any], data: Data, key: jax.Array
     ) -> None:
-        """Raise where guide and model do not match."""
+        """Raise if guide and model do not match."""
         problem = Problem(self.conditioned, guide, params, (data,))
 
         def look(noise: Noise) -> Any:
@@ -105,7 +105,7 @@ class Simulator:
         jax.eval_shape(look, Noise(*jax.random.split(key)))
 
     def _check_reads(self, guide: Callable[..., Any], leaves: list, structure: Any, replaced: Mapping) -> None:
-        """Raise for a guide that reads data from an argument which the simulated data would not replace."""
+        """Raise for a guide that reads data from an argument that the simulated data would not replace."""
         arrays = {
             f"leaf {i}": leaf
             for i, leaf in enumerate(leaves)
@@ -126,7 +126,7 @@ class Simulator:
         if frozenset().union(*of_data) & frozenset().union(*of_guide):
             raise ValueError(
                 "the guide reads the data from an argument that is not itself a site's obs, so simulated data cannot "
-                "be put in its place: pass guide_args=lambda data: (...), the guide's arguments given data by site"
+                "replace it: pass guide_args=lambda data: (...), the guide's arguments as a function of data by site"
             )
 
 
@@ -146,7 +146,7 @@ def _data_sites(trace: Trace, named: Sequence[str]) -> list[str]:
 
 
 def _check_simulable(trace: Trace, data: Sequence[str]) -> None:
-    """Raise where drawing from the model is not drawing from the density that is fitted."""
+    """Raise if drawing from the model is not drawing from the density that is fitted."""
     for name, site in trace.items():
         problem = None
         if site["type"] in ("param", "mutable"):
@@ -158,7 +158,7 @@ def _check_simulable(trace: Trace, data: Sequence[str]) -> None:
             if is_factor(site):
                 problem = "is a numpyro.factor, which cannot be simulated: write it as a sample site"
             elif isinstance(bare, ImproperUniform):
-                problem = "has an improper prior, which cannot be simulated: give it a proper one"
+                problem = "has an improper prior, which cannot be simulated: give it a proper prior"
             elif site["scale"] is not None and not np.all(np.asarray(site["scale"]) == 1):
                 problem = "is scaled, and its density is not the one it is drawn from: remove numpyro.handlers.scale"
             elif name in data and site["is_observed"] and "_scan_current_index" in site["infer"]:

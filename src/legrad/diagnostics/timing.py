@@ -1,4 +1,4 @@
-"""Seconds of calls that take turns, so that a busy machine touches all of them alike."""
+"""Timing of calls that take turns, so that a busy machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUNDS = 7
 def interleaved_seconds(
     calls: Mapping[str, Callable[[], Any]], rounds: int = _ROUNDS, least: float = 0.02
 ) -> dict[str, float]:
-    """The median seconds of each call, compiled; in every round each runs for about `least` seconds."""
+    """Return the median seconds of each compiled call; in every round each call runs for about `least` seconds."""
     repeats = {}
     for name, call in calls.items():
         jax.block_until_ready(call())

@@ -1,4 +1,4 @@
-"""A fitted guide as ArviZ holds a posterior: draws, predictions, the pointwise log-likelihood, and the data."""
+"""A fitted guide in ArviZ's form of a posterior: draws, predictions, the pointwise log-likelihood, and the data."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def to_arviz(
     coords: Mapping[str, Any] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
-    """Draws of a guide and what the model makes of them, for ArviZ: summaries, LOO, predictive checks, plots.
+    """Convert draws of a guide, and the model at these draws, for ArviZ: summaries, LOO, predictive checks, plots.
 
-    The groups are those that ArviZ makes of NumPyro's MCMC, with one chain:
+    The groups are those that ArviZ makes from NumPyro's MCMC, with one chain:
 
     - posterior: the latents, and the model's deterministic sites;
     - posterior_predictive: every observed site drawn anew. Inside NumPyro's `scan`, each step is drawn given the
       observed steps before it;
-    - log_likelihood: of every observation, without the scales of plates and handlers; zero where it is masked;
+    - log_likelihood: that of every observation, without the scales of plates and handlers; zero where masked;
     - observed_data.
 
-    Plates that subsample are run at their full size. Where a model cannot be (it was given a minibatch), what one
-    minibatch gives would be misleading: then there is a warning, and only the posterior of the guide's sites outside
-    of such plates. A `legrad.log_density` has only the posterior too. A `numpyro.factor` is no observation.
+    Plates that subsample are run at their full size. If a model cannot run at full size (it was given a minibatch),
+    the groups of one minibatch would be misleading: there is a warning, and only the posterior of the guide's sites
+    outside such plates. A `legrad.log_density` also has only the posterior. A `numpyro.factor` is not an observation.
 
     Args:
         problem: model, guide, fitted parameters and data: `result.problem`.
         key: the random key.
-        num_samples: draws.
+        num_samples: the number of draws.
         coords: labels along dimensions, by the dimension's name.
-        dims: names of the axes of a site, by the site's name, in the place of those of its plates.
+        dims: names of the axes of a site, by the site's name, instead of those of its plates.
 
     Returns:
-        An `arviz.InferenceData`; an `xarray.DataTree` since ArviZ 1.
+        An `arviz.InferenceData`, or an `xarray.DataTree` since ArviZ 1.
 
     Example:
         >>> tree = to_arviz(result.problem, jax.random.key(1))
@@ -81,7 +81,7 @@ def to_arviz(
 
 
 def _all_groups(problem: Problem, keys: jax.Array, whole: Whole) -> tuple[Groups, Trace]:
-    """Every group, and a trace of the model with all plates at full size."""
+    """Return every group, and a trace of the model with all plates at full size."""
 
     def traces(key: jax.Array) -> tuple[Trace, Callable[..., Trace]]:
         guide = replay(problem.guide, problem.args, problem.kwargs, key, problem.params, whole)
@@ -115,13 +115,13 @@ def _all_groups(problem: Problem, keys: jax.Array, whole: Whole) -> tuple[Groups
 
 
 def _datum(site: Any) -> np.ndarray:
-    """The data of a site; one datum may stand for a whole plate."""
+    """Return the data of a site; a single datum is broadcast to its whole plate."""
     value = np.asarray(site["value"])
     return np.broadcast_to(value, np.broadcast_shapes(value.shape, full_shape(site)))
 
 
 def _posterior(problem: Problem, keys: jax.Array) -> tuple[Groups, Trace]:
-    """The guide's latents outside of plates that subsample, and a trace of the guide."""
+    """Return the guide's latents outside plates that subsample, and a trace of the guide."""
     guide = problem.guide.whole if isinstance(problem.guide, WholePlates) else problem.guide
     run = partial(replay, guide, problem.args, problem.kwargs)
     trace = run(keys[0], problem.params)
@@ -153,17 +153,17 @@ def _left_out(plates: Collection[str], error: Exception) -> str:
 
 
 def _axes(site: Any) -> list[str] | None:
-    """Names of a site's axes: of plates where they are, of events where `infer={"event_dims": ...}` names them.
+    """Return names of a site's axes: those of its plates, and those that `infer={"event_dims": ...}` gives to events.
 
-    As ArviZ infers them, but by position: it takes plates to be the leading axes, which fails for plates with a gap
-    between them, and inside `scan`.
+    ArviZ infers the same names, but takes plates to be the leading axes, which fails for plates with a gap between
+    them, and inside `scan`. Here plates are placed by position.
     """
     plates = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
     if site["type"] == "sample":
         shape, event_dim = full_shape(site), site["fn"].event_dim
     else:
         shape = jnp.shape(site["value"])
-        event_dim = len(shape) + (plates[0].dim if plates else 0)  # plates lead: nothing else is known
+        event_dim = len(shape) + (plates[0].dim if plates else 0)  # assume that plates lead: nothing else is known
     events = list(site.get("infer", {}).get("event_dims", ()))
     axes = [f"{site['name']}_dim_{i}" for i in range(len(shape))]
     for frame in plates:

@@ -1,6 +1,6 @@
 """Draws of a guide with their importance weights: log w = log p(x, z) − log q(z).
 
-Their mean is the ELBO, log E[w] the log evidence, and w/Σw turns draws of the guide into draws of the posterior.
+The mean of log w is the ELBO, log E[w] the log evidence; w/Σw turns draws of the guide into draws of the posterior.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from legrad.model.arrays import split_arrays
 from legrad.model.problem import Evaluation, Noise, Problem
 from legrad.model.threads import one_at_a_time
 
-_MEMORY = 1 << 26  # bytes: of the intermediate values of draws made together, and of the draws held on the host
+_MEMORY = 1 << 26  # bytes of intermediate values of draws made together, and of the draws held on the host
 Values = dict[str, np.ndarray]
 
 
 def log_weights(problem: Problem, key: jax.Array, n: int) -> tuple[Values, np.ndarray]:
-    """Draws of the guide and their log-weights log p(x, z) − log q(z).
+    """Return draws of the guide and their log-weights log p(x, z) − log q(z).
 
     Args:
         problem: model, guide, fitted parameters and data.
         key: the random key.
-        n: how many draws.
+        n: the number of draws.
 
     Returns:
         For each latent of the model its draws, with a leading axis of `n`; and the `n` log-weights.
 
     Raises:
-        ValueError: where the weights are not the ratio of two densities at the draws: with subsampled plates, a
-            guide that scales its log-density, or a guide with point masses; or where a weight is NaN.
+        ValueError: if the weights are not the ratio of two densities at the draws (with subsampled plates, a guide
+            that scales its log-density, or a guide with point masses), or if a weight is NaN.
     """
     draws = Draws(problem, key, n)
     draws.require_ratio()
@@ -49,10 +49,10 @@ def log_weights(problem: Problem, key: jax.Array, n: int) -> tuple[Values, np.nd
 
 
 class Draws:
-    """`n` draws of the guide, with f = log p − log q at each; made anew each time they are asked for, in chunks.
+    """A set of `n` draws of the guide, with f = log p − log q at each draw; made anew in chunks at each access.
 
     Attributes:
-        no_ratio: why f is not the log of a ratio of densities, and what to do; empty where it is.
+        no_ratio: why f is not the log of a ratio of densities, and what to do; empty if it is.
         labels: for each latent that is a label (Bernoulli, Categorical), the number of its categories.
     """
 
@@ -72,22 +72,22 @@ class Draws:
         held = sum(math.prod(s.shape) * 8 for s in jax.tree.leaves(shapes))
         self._together = max(1, _MEMORY // (8 * largest))
         self._chunk = max(2, math.ceil(n / math.ceil(n * held / _MEMORY)))
-        self._run = lru_cache(maxsize=1)(self._run_chunk)  # where one chunk holds all, draws are made once
+        self._run = lru_cache(maxsize=1)(self._run_chunk)  # if one chunk holds all draws, they are made once
         self._compiled = _compiled(problem, self._together)
         if not self.no_ratio:
             self.no_ratio = _point_mass(self._run(0)[0], latents)
 
     def require_ratio(self) -> None:
-        """Raise where weights have no meaning."""
+        """Raise if weights are undefined."""
         if self.no_ratio:
             raise ValueError(self.no_ratio)
 
     def f(self) -> np.ndarray:
-        """f at each draw, in float64."""
+        """Return f at each draw, in float64."""
         return np.concatenate([self._run(start)[1] for start in range(0, self.n, self._chunk)])
 
     def chunks(self) -> Iterator[Values]:
-        """The latents of the model, some draws at a time, in the order of `f`."""
+        """Yield the latents of the model, some draws at a time, in the order of `f`."""
         for start in range(0, self.n, self._chunk):
             yield self._run(start)[0]
 
@@ -110,7 +110,7 @@ class Draws:
 
 
 class _Plates(Messenger):
-    """Sees every plate of guide and model: its size, and how many members were taken."""
+    """A messenger that records every plate of guide and model: its size, and how many members were taken."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -156,7 +156,7 @@ def _categories(site: Mapping[str, Any]) -> int:
     bare = unwrap(site["fn"]).bare
     if isinstance(bare, BernoulliProbs | BernoulliLogits):
         return 2
-    # Only what the distribution was given: what it computes lazily would be of a trace that is over.
+    # Read only what the distribution was given: its lazy attributes would belong to a trace that is over.
     if isinstance(bare, CategoricalProbs):
         return bare.probs.shape[-1]
     return bare.logits.shape[-1] if isinstance(bare, CategoricalLogits) else 0
@@ -167,8 +167,8 @@ def _subsampled(sizes: Mapping[str, tuple[int, int]]) -> str:
         if taken < size:
             return (
                 f"plate '{name}' takes {taken} of {size} members at a time, and an importance weight needs every "
-                "row: a scaled subsample is right on average in log w, but not in w. Call result.on(...) with the "
-                "full data and a model without subsample_size, and ask there"
+                "row: a scaled subsample is unbiased for log w, but not for w. Call result.on(...) with the "
+                "full data and a model without subsample_size, and use that result"
             )
     return ""
 
@@ -179,18 +179,18 @@ def _scaled(latents: Mapping[str, Any]) -> str:
         if scale is not None and (isinstance(scale, _compat.Tracer) or np.any(np.asarray(scale) != 1)):
             return (
                 f"site '{name}' of the guide stands under numpyro.handlers.scale, so the ELBO counts a multiple of "
-                "its log-density, and its weights are not a ratio of two densities: scale the model's terms only"
+                "its log-density, and the weights are not a ratio of two densities: scale only the model's terms"
             )
     return ""
 
 
 def _point_mass(values: Values, latents: Mapping[str, Any]) -> str:
-    """A Delta that is not a function of something random; every element of one stays where it is."""
+    """Report a Delta that is not a function of something random: one whose elements are the same in every draw."""
     for name, site in latents.items():
         draws = values[name]
         if isinstance(unwrap(site["fn"]).bare, Delta) and draws.dtype.kind == "f" and (draws == draws[:1]).all():
             return (
                 f"site '{name}' is a point mass in the guide, which has no density to weigh against the model's: use "
-                "a guide that spreads it out (legrad.MeanField, AutoNormal)"
+                "a guide with a density for it (legrad.MeanField, AutoNormal)"
             )
     return ""

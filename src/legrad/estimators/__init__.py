@@ -1,4 +1,4 @@
-"""The gradient estimators: one file each."""
+"""The gradient estimators, one per file, and what they share."""
 
 from legrad.estimators.disarm import DisARM
 from legrad.estimators.exact import Exact

@@ -1,4 +1,4 @@
-"""Sums of numbers by a plan made while tracing: whole axes are reduced, and only the rest is looked up."""
+"""Sums of numbers by a plan made while tracing: whole axes are reduced, and only the remaining numbers looked up."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from legrad.estimators.signals import Groups, distinct_rows
 
 
 def add_up(terms: Mapping[str, jax.Array], groups: Groups, elements: slice, shape: tuple[int, ...]) -> jax.Array:
-    """For each element the sum of all groups that it is a member of.
+    """Return for each element the sum of all groups that the element is a member of.
 
     Args:
-        terms: the numbers.
-        groups: their groups.
-        elements: the elements wanted, by their place in the groups' order.
-        shape: of the result.
+        terms: the numbers to add up.
+        groups: the groups of these numbers.
+        elements: the elements wanted, by their position in the order of the groups.
+        shape: the shape of the result.
     """
     member_of = sparse.csr_array(groups.members[:, elements].T)  # (elements, groups)
     alike = distinct_rows(member_of)[1].reshape(shape)
@@ -38,7 +38,7 @@ def add_up(terms: Mapping[str, jax.Array], groups: Groups, elements: slice, shap
 
 
 def _reduced(terms: Mapping[str, jax.Array], labels: Mapping[str, np.ndarray]) -> list[tuple[np.ndarray, jax.Array]]:
-    """The groups of some numbers and the numbers, added up where a group fills an axis and where terms lie alike."""
+    """Return pairs of groups and numbers, summed where a group fills an axis and where terms have the same layout."""
     found: dict[bytes, tuple[np.ndarray, jax.Array]] = {}
     for name, label in labels.items():
         if (label >= 0).any():
@@ -51,13 +51,13 @@ def _reduced(terms: Mapping[str, jax.Array], labels: Mapping[str, np.ndarray]) -
 
 
 def _kept(label: np.ndarray) -> tuple[slice, ...]:
-    """A cut that leaves one place of each axis along which nothing changes."""
+    """Return a slice that keeps one position of each axis along which the label is constant."""
     constant = [label.size > 0 and bool((label == label.take([0], axis)).all()) for axis in range(label.ndim)]
     return tuple(slice(1) if c else slice(None) for c in constant)
 
 
 def _sums(values: jax.Array, flags: sparse.csr_array) -> jax.Array:
-    """flags @ values, for (sums, numbers) flags."""
+    """Return flags @ values, for flags of shape (sums, numbers)."""
     flags.sort_indices()
     sums, counts, places = flags.shape[0], np.diff(flags.indptr), flags.indices
     if (counts == 1).all() and np.array_equal(places, np.arange(len(values))):

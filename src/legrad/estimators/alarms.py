@@ -1,4 +1,4 @@
-"""Alarms raised from inside a compiled step: what a number shows to be wrong is never silent."""
+"""Alarms raised from inside a compiled step, so that an error that shows only in numbers is never silent."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-ESCAPED = 1e-4  # mass outside a window that is worth a warning
-QUADRATURE = 0.02  # relative change from K to K+2 nodes that a reweighted quadrature may show
+ESCAPED = 1e-4  # mass outside a window above which to warn
+QUADRATURE = 0.02  # largest acceptable relative change of a reweighted quadrature from K to K+2 nodes
 
 
 def warn_escaped(site: str, mass: jax.Array) -> None:
-    """Warn where a window of counts leaves out more than 1e-4 of a factor's mass."""
+    """Warn if a window of counts leaves out more than 1e-4 of a factor's mass."""
     _when(mass > ESCAPED, partial(_warn_escaped, site), mass)
 
 
 def require_accurate(site: str, change: jax.Array) -> None:
-    """Raise where a quadrature reweighted by the site's children is not accurate."""
+    """Raise if a quadrature reweighted by the site's children is not accurate."""
     _when(~(change <= QUADRATURE), partial(_raise_inaccurate, site), change)
 
 

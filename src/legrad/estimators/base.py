@@ -1,4 +1,4 @@
-"""What every estimator shares: NumPyro's ELBO interface, and the surrogate whose gradient is the estimate.
+"""The base of every estimator: NumPyro's ELBO interface, and the surrogate whose gradient is the estimate.
 
 f(pivot) with log q of the fixed sites stopped  +  Σ_e (s_e − stop_gradient(s_e)),
 s_e = Σ_k stop_gradient( w_k · F_k ) · log q(v_k | pa_e)
@@ -18,13 +18,13 @@ from legrad.model.problem import Noise, Problem
 
 
 class Score(NamedTuple):
-    """The pieces of s_e for all elements of one site; the axis of candidates leads.
+    """The parts of s_e for all elements of one site, with the axis of candidates first.
 
     Attributes:
         log_q: log q(v_k | pa_e), bare and differentiable.
         weights: w_k.
         difference: F_k − f(pivot).
-        cost: the terms of f at the pivot that e or its descendants touch; None where all constants drop out.
+        cost: the sum of the terms of f at the pivot that e or its descendants touch; None if all constants drop out.
     """
 
     log_q: jax.Array
@@ -47,15 +47,15 @@ class Estimator(ELBO):
         *args: Any,
         **kwargs: Any,
     ) -> jax.Array:
-        """The negative ELBO, estimated; see `numpyro.infer.elbo.ELBO.loss`."""
+        """Estimate the negative ELBO; see `numpyro.infer.elbo.ELBO.loss`."""
         return -self.estimate(Problem(model, guide, param_map, args, kwargs), rng_key)
 
     def loss_with_mutable_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As `loss`; a model or guide with `numpyro.mutable` sites raises by name."""
+        """Do the same as `loss`; raise for a model or guide with `numpyro.mutable` sites, naming the site."""
         return {"loss": self.loss(*args, **kwargs), "mutable_state": None}
 
     def estimate(self, problem: Problem, key: jax.Array) -> jax.Array:
-        """E_q[f], estimated: differentiating it gives the gradient estimate."""
+        """Estimate E_q[f]; differentiating the estimate gives the gradient estimate."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -65,13 +65,13 @@ class Estimator(ELBO):
 
 
 def draws(key: jax.Array, number: int) -> Noise:
-    """The noise of `number` pivots of one step, on a leading axis of `sites`; all share one subsample."""
+    """Return the noise of `number` pivots of one step, on a leading axis of `sites`; all share one subsample."""
     sites, plates = jax.random.split(key)
     return Noise(jax.random.split(sites, number), plates)
 
 
 def over_draws(one: Callable[[Noise], Any], noise: Noise) -> Any:
-    """Run `one` for each draw; results carry the draws on a leading axis."""
+    """Run `one` for each draw; the results have a leading axis of draws."""
     if len(noise.sites) == 1:
         return jax.tree.map(lambda a: a[None], one(Noise(noise.sites[0], noise.plates)))
     return jax.vmap(one, in_axes=(Noise(0, None),))(noise)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def over_draws(one: Callable[[Noise], Any], noise: Noise) -> Any:
 
 @jax.custom_jvp
 def gradient_alone(s: jax.Array) -> jax.Array:
-    """Zero, with the derivative of s: as s − stop_gradient(s), without computing s."""
+    """Return zero with the derivative of s, like s − stop_gradient(s) but without computing s."""
     return jnp.zeros_like(s)
 
 
@@ -89,12 +89,13 @@ def _gradient_alone_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -
 
 
 def surrogate(value: jax.Array, scores: Mapping[str, Score], leave_one_out: bool) -> jax.Array:
-    """The mean over draws (the leading axis of everything) of value and surrogates.
+    """Return the mean over draws (the leading axis of all arrays) of value and surrogates.
 
     Args:
         value: f at each draw, differentiable where it should be.
-        scores: for each site; axes are (draw, candidate, *elements), of `cost` (draw, *elements).
-        leave_one_out: subtract from each draw's cost its mean over the *other* draws: a constant for this draw.
+        scores: the score of each site; axes are (draw, candidate, *elements), those of `cost` (draw, *elements).
+        leave_one_out: whether to subtract from each draw's cost the mean over the *other* draws, a constant for this
+            draw.
     """
     total = value
     for score in scores.values():
@@ -111,7 +112,7 @@ def surrogate(value: jax.Array, scores: Mapping[str, Score], leave_one_out: bool
 
 
 def require_positive(**numbers: Any) -> None:
-    """Raise for a count that is not a positive whole number, by name."""
+    """Raise for a count that is not a positive whole number, naming it."""
     for name, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ValueError(f"{name}={number!r}: it must be a whole number of at least 1")

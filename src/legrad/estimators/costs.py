@@ -4,19 +4,20 @@
            + Σ_t term_t · [term t sees one other element j, and all that sees j and others sees e]
 
 The first sum is what the gradient needs. What a term sees is proved from the program (`reach`), down to single
-elements; where the proof fails the term counts for all.
+elements; where the proof fails, the term counts for all elements.
 
-The second is there for its noise, which is not independent of the first's. At the optimum of a factorized guide
-log q(x_j) is log p averaged over everything but x_j, up to a constant: −log q(x_j) and the other terms that see j
-alone cancel what x_j does to log p. That helps where e's own terms hold all that x_j does: the pixels of an image see
-all of its hidden units, so each unit has the image's whole log p − log q as its signal, with half the variance. Where
-they hold a part of it (neighbours in a chain, two causes of one finding) these terms would bring more noise than they
-take, and they stay away.
+The second sum is there for its noise, which is correlated with that of the first. At the optimum of a factorized
+guide log q(x_j) is log p averaged over everything but x_j, up to a constant: −log q(x_j) and the other terms that see
+j alone cancel the effect of x_j on log p. That helps where e's own terms contain the whole effect of x_j: the pixels
+of an image see all of its hidden units, so each unit has the image's whole log p − log q as its signal, with half the
+variance. Where e's own terms contain only a part of the effect (neighbours in a chain, two causes of one finding),
+the second sum would add more noise than it removes, and such terms are left out.
 
-It is unbiased whatever is in the second sum. A term g that sees neither e nor a descendant of e is independent of x_e
-given e's parents, so E[g · ∇ log q(x_e | pa_e)] = E[E[g | pa_e] · E[∇ log q(x_e | pa_e) | pa_e]] = 0. The expectation
-of that score given all other elements, which `LocalExpectation` takes, times g has the same mean. `DisARM` weighs
-with g at one partner minus g at the other, which is independent of the pair of x_e and has mean zero.
+The estimate is unbiased whatever is in the second sum. A term g that sees neither e nor a descendant of e is
+independent of x_e given e's parents, so E[g · ∇ log q(x_e | pa_e)] = E[E[g | pa_e] · E[∇ log q(x_e | pa_e) | pa_e]]
+= 0. The expectation of that score given all other elements, which `LocalExpectation` takes, times g has the same
+mean. `DisARM` weighs with g at one partner minus g at the other, a difference that is independent of the pair of x_e
+and has mean zero.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from legrad.model.problem import Evaluation
 from legrad.trace.dependence import join, join_over, nothing, own_boxes, own_sets, reach
 from legrad.trace.program import Program
 
-_SETS = 1 << 26  # elements times numbers of a program up to which it is followed with sets, not boxes
+_SETS = 1 << 26  # elements times numbers: programs up to this size are followed with sets, larger ones with boxes
 
 
 def fixed_parents(fixed: Collection[str], parents: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
-    """The parents among the fixed sites, through any path of sites that are recomputed."""
+    """Return the parents of each fixed site among the fixed sites, through any path of recomputed sites."""
 
     def nearest(name: str, passed: frozenset[str]) -> frozenset[str]:
         found = frozenset(p for p in parents[name] if p in fixed)
@@ -53,10 +54,10 @@ def fixed_parents(fixed: Collection[str], parents: Mapping[str, frozenset[str]])
 
 
 def descendants(parents: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
-    """Who comes after whom: every site that depends on a site, directly or through others.
+    """Return the descendants of each site: every site that depends on it, directly or through others.
 
-    A site that comes after itself has elements that depend on each other. Two sites of one `scan` may each come
-    after the other.
+    A site that is its own descendant has elements that depend on each other. Two sites of one `scan` may each be a
+    descendant of the other.
     """
     after = {name: frozenset(n for n in parents if name in parents[n]) for name in parents}
     for _ in after:
@@ -69,10 +70,11 @@ class Costs:
 
     Args:
         x: the coordinates of the fixed sites, in ancestral order.
-        parents: who is whose parent among them; see `fixed_parents`.
+        parents: the parents of each fixed site among the fixed sites; see `fixed_parents`.
         evaluate: `evaluate(x)` runs the problem at other coordinates.
-        exact: the sites whose -log q is not among the terms, being replaced by its expectation. It still weighs the
-            scores of other elements, where it sees one element alone; its expectation has no noise to take away.
+        exact: the sites whose -log q is not among the terms, but replaced by its expectation. Their -log q still
+            weighs the scores of other elements where it sees one element alone: the expectation has no noise that
+            could cancel theirs.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Costs:
         self._groups: dict[tuple[str, ...], Groups] = {}
 
     def values(self, here: Evaluation) -> dict[str, jax.Array]:
-        """Return what `of` adds up, without a gradient: the terms, and -log q of the `exact` sites for others."""
+        """Return what `of` adds up, without gradients: the terms, and -log q of the `exact` sites for other sites."""
         factors = {name: here.factors[name] for name in self.exact}
         terms = here.terms() | {_filler(n): -factor.counted(factor.log_prob()) for n, factor in factors.items()}
         return {name: stop_gradient(term) for name, term in terms.items()}
@@ -102,18 +104,18 @@ class Costs:
 
         Args:
             site: the site.
-            values: what `values` gives, or any linear combination of such.
+            values: the result of `values`, or any linear combination of such results.
         """
         if 0 in self._shapes[site]:
             return jnp.zeros(self._shapes[site])
         related = {n for n in self.x if n in self.after[site] or site in self.after[n]} - {site}
-        # Given these, what is related would not vary; a site without elements has nothing to say.
+        # Ancestors and descendants are left out, as they are not independent of this site; empty sites add nothing.
         beside = tuple(n for n in self.x if n not in related and 0 not in self._shapes[n])
         found, sizes = self._grouped(beside), {n: max(1, math.prod(self._shapes[n])) for n in beside}
         begin = sum(sizes[n] for n in beside[: beside.index(site)])
         cost = add_up(values, found, slice(begin, begin + sizes[site]), self._shapes[site])
         own = _filler(site)
-        if own in found.labels:  # it is for others
+        if own in found.labels:  # the site's own filler is only for other sites
             cost = cost - jnp.where(found.labels[own] >= 0, values[own], 0.0)
         return cost
 
@@ -137,7 +139,7 @@ class Costs:
 
     @cached_property
     def _seen(self) -> tuple[dict[str, slice], dict[str, Any], dict[str, Any]]:
-        """The rows of each site, and what every factor and every term sees, through descendants, too."""
+        """The rows of each site, and what every factor and every term sees, also through descendants."""
         program, shapes = self._program, self._shapes
         elements = sum(math.prod(shape) for shape in shapes.values())
         form = own_sets if elements * program.largest() <= _SETS else own_boxes
@@ -150,7 +152,7 @@ class Costs:
             here[rows[name]] = own[name]
             above = [n for n in self.x if name in self.after[n]]
             if name in above:
-                for n in above:  # among elements that depend on each other, whatever one sees all may see
+                for n in above:  # among elements that depend on each other, all may see what one sees
                     everything = join_over(own[n], tuple(range(1, own[n].ndim)))
                     here[rows[n]] = everything.reshape(-1, *(1,) * jnp.ndim(z))
             elif above:  # an element of a descendant sees what its own factor sees

@@ -4,8 +4,8 @@ With u uniform, b = [u < σ(φ)] and its antithetic partner b' = [1 − u < σ(�
 
     ∇_φ E[f] ≈ ½ · (f(b) − f(b')) · (−1)^{b'} · [b ≠ b'] · σ(|φ|)
 
-In a guide with several sites one site at a time takes its antithetic value: its ancestors are shared by both
-partners, its descendants are sampled again with the same noise. f(b) − f(b') holds the terms of the element's
+In a guide with several sites, one site at a time takes its antithetic value: both partners share the ancestors of the
+site, and its descendants are sampled again with the same noise. f(b) − f(b') contains the terms of the element's
 learning signal (`costs`).
 """
 
@@ -28,10 +28,10 @@ from legrad.model.sites import Factor
 
 
 class DisARM(Estimator):
-    """Antithetic pairs, for guides whose discrete latents are all Bernoulli; continuous ones are reparameterized.
+    """Antithetic pairs, for guides whose discrete latents are all Bernoulli; continuous latents are reparameterized.
 
     Args:
-        num_pairs: antithetic pairs averaged in one estimate.
+        num_pairs: the number of antithetic pairs averaged in one estimate.
 
     References:
         Dong, Mnih, Tucker (2020), "DisARM: An Antithetic Gradient Estimator for Binary Latent Variables".
@@ -73,9 +73,9 @@ class DisARM(Estimator):
 
 
 class _Uniforms(Messenger):
-    """Samples Bernoulli sites by comparing a uniform with the probability; one site may take 1 − u.
+    """A messenger that samples Bernoulli sites by comparing a uniform u with the probability; one may take 1 − u.
 
-    The values with 1 − u for u, and the other way round, are kept as the sites' `partners`.
+    The values with u and 1 − u exchanged are kept as the sites' `partners`.
     """
 
     def __init__(self, flipped: str | None = None) -> None:
@@ -112,7 +112,7 @@ def _bernoulli_sites(pivot: dict[str, Factor], sampled: _Uniforms) -> list[str]:
 
 
 def _natural(factor: Factor) -> tuple[jax.Array, jax.Array]:
-    """The parameter that the guide gives (logit or probability), and σ(|φ|) · dφ/dparameter."""
+    """Return the parameter that the guide gives (logit or probability), and σ(|φ|) · dφ/dparameter."""
     bare = unwrap(factor.fn).bare
     if isinstance(bare, BernoulliLogits):
         return bare.logits, jax.nn.sigmoid(jnp.abs(bare.logits))

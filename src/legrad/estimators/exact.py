@@ -2,7 +2,7 @@
 
     E_q[f] = Σ_x q(x) · f(x)
 
-Exponential in the number of latents, so for small discrete problems only. Its gradient is exact.
+The cost is exponential in the number of latents, so this is for small discrete problems only. The gradient is exact.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _BLOCK = 1 << 10  # of them evaluated at once
 
 
 class Exact(Estimator):
-    """Enumerates the joint support of a discrete guide.
+    """The exact expectation, by enumerating the joint support of a discrete guide.
 
-    The value and the gradient have no sampling noise, except for the subsampling of plates, which follows the key.
+    Value and gradient have no sampling noise, except for the subsampling of plates, which depends on the key.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Exact(Estimator):
         def one(number: jax.Array) -> jax.Array:
             x = configuration(number)
             possible = stop_gradient(weighted(x)[0]) > -jnp.inf
-            # An impossible configuration counts for nothing; the pivot stands in for it to keep gradients finite.
+            # An impossible configuration counts for nothing; the pivot replaces it to keep gradients finite.
             x = {name: jnp.where(possible, z, stop_gradient(pivot[name].coordinate)) for name, z in x.items()}
             log_q, f = weighted(x)
             return jnp.where(possible, jnp.exp(log_q) * f, 0.0)
@@ -76,7 +76,7 @@ class Exact(Estimator):
 
 
 def _supports(pivot: Mapping[str, Factor]) -> dict[str, jax.Array]:
-    """For each site its candidates, (K, elements)."""
+    """Return the candidates of each site, (K, elements)."""
     choices, total = {}, 1
     for name, factor in pivot.items():
         scalar = factor.scalar

@@ -1,4 +1,4 @@
-"""E_q[f] for any f, by any estimator."""
+"""Estimates of E_q[f] for any f, by any estimator."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def expectation(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> jax.Array:
-    """An estimate of E_q[f] that is differentiable: `jax.grad` of it in `params` is the gradient estimator.
+    """Estimate E_q[f] differentiably: `jax.grad` of the estimate with respect to `params` is the gradient estimate.
 
     Args:
         f: `f(latents: dict) -> scalar`; it may also return an array of additive terms.
         guide: a NumPyro guide, which names the latents.
         params: the guide's parameters, constrained.
         key: the random key.
-        estimator: any of legrad's; `LocalExpectation()` if None.
+        estimator: one of legrad's estimators; `LocalExpectation()` if None.
         args: the guide's arguments.
         kwargs: the guide's keyword arguments.
 

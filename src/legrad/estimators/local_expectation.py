@@ -5,8 +5,8 @@ One pivot x ~ q serves all elements. For element e, with candidates v_k and weig
     ∇ ≈ Σ_k w_k · F_k · ∇ log q(v_k | pa_e),    F_k = f(x with x_e = v_k),
     w_k ∝ ω_k · q_others(x with x_e = v_k)      q_others: the other fixed factors, the rest of e's Markov blanket
 
-An element that no other fixed site depends on has w = ω, and F_k − f(pivot) stands for F_k. Otherwise only the
-terms that neither e nor its descendants touch may be dropped.
+An element that no other fixed site depends on has w = ω, and F_k − f(pivot) replaces F_k. Otherwise only the terms
+that neither e nor its descendants touch may be dropped.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from legrad.model.sites import Draw, Factor
 from legrad.singlesite import METHODS, single_site_totals, single_site_work
 from legrad.singlesite.report import tell_methods
 
-GRADIENTS = 10  # of the model: a quadrature that costs more is not the default
-EVALUATIONS = 2  # of f that a gradient costs at least
-NEGLIGIBLE = 1 << 20  # numbers that a step computes in no time
+GRADIENTS = 10  # a quadrature that costs more gradients of the model than this is not the default
+EVALUATIONS = 2  # the least cost of a gradient, in evaluations of f
+NEGLIGIBLE = 1 << 20  # numbers that a step computes in negligible time
 
 
 class LocalExpectation(Estimator):
     """Local expectation gradients, for latents of any kind.
 
-    Every scalar latent is summed over its support, or integrated by quadrature, with the others at a pivot.
+    Each scalar latent is summed over its support, or integrated by quadrature, with all other latents at a pivot.
 
     Args:
-        num_pivots: pivots averaged in one estimate.
-        nodes: quadrature nodes for a continuous element.
+        num_pivots: the number of pivots averaged in one estimate.
+        nodes: the number of quadrature nodes for a continuous element.
         continuous: "quadrature" treats continuous scalars locally where that is accurate and costs no more than about
-            ten gradients of the model; "reparam" uses the reparameterization trick for all of them.
+            ten gradients of the model; "reparam" uses the reparameterization trick for all continuous scalars.
         method: how f is evaluated with one element changed; see `legrad.single_site`.
-        sites: a choice for some sites by name: "local", "reparam" or "score".
-        window: how many consecutive values stand for the support of an unbounded count (a Poisson factor).
+        sites: the treatment of some sites, by name: "local", "reparam" or "score".
+        window: how many consecutive values represent the support of an unbounded count (a Poisson factor).
 
     Example:
         >>> svi = SVI(model, guide, Adam(1e-2), loss=legrad.LocalExpectation())
@@ -125,11 +125,11 @@ class LocalExpectation(Estimator):
         return found
 
     def _method_of(self, name: str, found: Arranged, costly: Mapping[str, float]) -> str:
-        """How a site is treated, in words."""
+        """Say in words how a site is treated."""
         if name in costly:
             return (
                 f"reparameterized: a quadrature would cost about {costly[name]:,.0f} gradients of the model "
-                f'(sites={{"{name}": "local"}} asks for it)'
+                f'(sites={{"{name}": "local"}} uses one anyway)'
             )
         if name not in found.x:
             return "reparameterized"
@@ -138,9 +138,9 @@ class LocalExpectation(Estimator):
         return "summed" if found.pivot[name].fn.is_discrete else "quadrature"
 
     def _costly(self, problem: Problem, noise: Noise, found: Arranged) -> dict[str, float]:
-        """The continuous sites that nobody chose to integrate and that cost too much, in gradients of the model.
+        """Return the continuous sites that cost too much to integrate by default, with the cost in model gradients.
 
-        It depends on shapes alone, and is known before the first step.
+        The cost depends on shapes alone, and is known before the first step.
         """
         names = [n for n in found.childless if n not in self.sites and found.pivot[n].fn.has_rsample]
         nodes = {n: self.nodes * max(1, math.prod(jnp.shape(found.x[n]))) for n in names}
@@ -164,7 +164,7 @@ class LocalExpectation(Estimator):
         exact = [n for n, s in local.items() if problem.entropy and support.entropy(s.base) is not None]
 
         # A continuous site that no fixed site depends on is recomputed from its noise when another site changes:
-        # held at its value it would be in that site's blanket, and a narrow factor there ruins the weights.
+        # held at its value, it would be in that site's blanket, and a narrow factor there ruins the weights.
         needed = frozenset[str]().union(*fixed_parents(x, graph).values())
         childless = {n for n in local if pivot[n].fn.has_rsample and n not in needed}
         held = {n: z for n, z in x.items() if n not in childless}
@@ -173,18 +173,18 @@ class LocalExpectation(Estimator):
         return Arranged(pivot, x, local, exact, childless, held, parents, children)
 
     def _cut(self, factor: Factor, has_children: bool) -> SiteCandidates:
-        """The candidates of one site; of two, the pivot comes first, and f is known there."""
+        """Return the candidates of one site; in a finite support the pivot comes first, where f is known."""
         base, pivot = factor.elements.base, factor.coordinate
         values, weights, kind = support.must_have_candidates(base, self.nodes, self.window)
         common = support.common_values(base) if len(values) > 2 and self.method != "brute" else None
         if common is not None:
-            # The pivot's own value is among them, one change for nothing; but all elements have the same candidates.
+            # They include the pivot's own value, a wasted evaluation, but all elements have the same candidates.
             return SiteCandidates(common, weights, "common", None)
         if kind == "finite":
             at = jnp.argmax(values == pivot, axis=0)
             order = (at + jnp.arange(len(values)).reshape(-1, *(1,) * at.ndim)) % len(values)
             values, weights = (jnp.take_along_axis(a, order, axis=0) for a in (values, weights))
-        # A candidate of weight zero may have log q = -inf, whose gradient is NaN: the pivot stands in for it.
+        # A candidate of weight zero may have log q = -inf, whose gradient is NaN: the pivot replaces it.
         values = jnp.where(weights > 0, values, pivot)
         check = None
         if kind == "quadrature" and has_children:
@@ -199,7 +199,7 @@ class LocalExpectation(Estimator):
         cuts: dict[str, SiteCandidates],
         with_log_q: bool,
     ) -> dict[str, Differences]:
-        """f and log q with one element changed, minus their values at the pivot."""
+        """Return f and log q with one element changed, minus their values at the pivot."""
         if not cuts:
             return {}
 
@@ -221,13 +221,13 @@ class Arranged(NamedTuple):
 
     Attributes:
         pivot: the guide's factors at the draw.
-        x: the coordinates of the fixed sites, those that are not reparameterized.
-        local: the elements of the local ones.
-        exact: those whose entropy is known given their parents.
-        childless: the continuous ones that no fixed site depends on.
-        held: the coordinates that stay when another site changes: all of `x` but the childless.
-        parents: among the held ones.
-        children: whether a fixed site depends on it, for each of `x`.
+        x: the coordinates of the fixed sites, which are those that are not reparameterized.
+        local: the elements of the local sites.
+        exact: the local sites whose entropy is known given their parents.
+        childless: the continuous local sites that no fixed site depends on.
+        held: the coordinates that stay when another site changes: all of `x` but the childless sites.
+        parents: the parents of each held site among the held sites.
+        children: for each site of `x`, whether a fixed site depends on it.
     """
 
     pivot: Draw
@@ -251,11 +251,11 @@ class SiteCandidates(NamedTuple):
     """The candidates of a site.
 
     Attributes:
-        values: (K, *shape); the pivot comes first in a "finite" support. The constants of a "common" one are those of
-            all elements, (K, 1, ...).
-        weights: (K, *shape).
+        values: the candidates, (K, *shape); in a "finite" support the pivot comes first. Those of a "common" support
+            are constants that all elements share, (K, 1, ...).
+        weights: the weights of the candidates, (K, *shape).
         kind: "finite", "common", "window" or "quadrature".
-        check: a second rule of quadrature, to compare with.
+        check: a second quadrature rule, to compare with.
     """
 
     values: Any
@@ -265,7 +265,7 @@ class SiteCandidates(NamedTuple):
 
     @property
     def moved(self) -> jax.Array:
-        """The candidates where f must be evaluated: the pivot's own value is known."""
+        """The candidates at which f must be evaluated; at the pivot's own value it is known."""
         if self.kind == "finite":
             return self.values[1:]
         return self.values if self.check is None else jnp.concatenate([self.values, self.check.values])
@@ -279,7 +279,7 @@ class Differences(NamedTuple):
 
 
 def _leaf_score(factor: Factor, cut: SiteCandidates, change: Differences) -> Score:
-    """No other fixed site depends on this one: its weights are its own, and all constants drop out."""
+    """Return the score of a site that no other fixed site depends on: w = ω, and all constants drop out."""
     values, weights = cut.moved, cut.weights[-len(cut.moved) :]
     return Score(_log_q(factor, values, weights), weights, stop_gradient(change.f), None)
 
@@ -295,19 +295,19 @@ def _blanket_score(factor: Factor, cut: SiteCandidates, change: Differences, cos
 
 
 def _log_q(factor: Factor, values: Any, weights: jax.Array) -> jax.Array:
-    """log q of the candidates; a value that the factor excludes has −∞, which times a weight of zero is NaN."""
+    """Return log q of the candidates; a value that the factor excludes would give −∞, and 0 · −∞ is NaN."""
     return jnp.where(weights > 0, factor.elements.coordinate_log_prob(values), 0.0)
 
 
 def _log_weights(factor: Factor, values: Any, weights: jax.Array, log_q: jax.Array) -> jax.Array:
-    """log ω_k + log q_others(v_k), up to a constant: log q of all minus that of the element itself."""
+    """Return log ω_k + log q_others(v_k), up to a constant: log q of all sites minus that of the element itself."""
     own = stop_gradient(factor.elements.log_prob(values) - factor.elements.log_prob(factor.coordinate))
     safe = jnp.where(weights > 0, weights, 1.0)
     return jnp.where(weights > 0, jnp.log(safe) + stop_gradient(log_q) - own, -jnp.inf)
 
 
 def _inaccuracy(factor: Factor, cut: SiteCandidates, change: Differences) -> jax.Array:
-    """How much the reweighted quadrature's mass, mean and variance move from K to K+2 nodes."""
+    """Return how much the mass, mean and variance of the reweighted quadrature change from K to K+2 nodes."""
     K = len(cut.weights)
     centre = jnp.sum(cut.weights * cut.values, axis=0)
     spread = jnp.sqrt(jnp.sum(cut.weights * (cut.values - centre) ** 2, axis=0))

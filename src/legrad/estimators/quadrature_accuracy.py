@@ -1,12 +1,12 @@
-"""How far off a quadrature is: the gradient with the estimator's nodes against one with many more, same pivots.
+"""The error of a quadrature: the gradient with the estimator's nodes against one with many more, at the same pivots.
 
 For a component j of the gradient and node k of the finer rule, with F the function that is integrated,
 
     c_jk = Σ_e w_k (F_k − mean of F) ∂_j log q(v_k),        error_j = | Σ_k c_jk − the same of fewer nodes |
     relative error_j = error_j / Σ_k |c_jk|
 
-The sum of |c_jk| is as large as the gradient where its parts do not cancel, and does not vanish at an optimum, where
-they do. log p and −log q count by themselves in it: at an exact guide their sum is constant.
+The sum of |c_jk| is as large as the gradient where the c_jk do not cancel, and does not vanish at an optimum, where
+they do. log p and −log q count separately in that sum: at an exact guide, log p − log q is constant.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from legrad.estimators.local_expectation import Arranged, Differences, LocalExpe
 from legrad.model.problem import Noise, Problem
 from legrad.model.sites import Factor
 
-LIMIT = 0.02  # relative error that is worth a sentence
-_NEGLIGIBLE = 1e-10  # weight of a node so far out that f may overflow there
-_INFINITE = 1e-4  # mass of nodes where f may be infinite and left out
-_MOST = 95  # nodes that NumPy finds accurately
-_ROUNDING = 64  # units of rounding: a function that varies by less is constant
+LIMIT = 0.02  # relative error above which to report
+_NEGLIGIBLE = 1e-10  # weight below which a node is so far out that f may overflow there
+_INFINITE = 1e-4  # mass of the nodes where f may be infinite, which are then left out
+_MOST = 95  # the most nodes that NumPy computes accurately
+_ROUNDING = 64  # units of rounding: a function that varies by less counts as constant
 
 
 class Error(NamedTuple):
-    """Of one parameter, at the component that is worst.
+    """The quadrature error of one parameter, at its worst component.
 
     Attributes:
-        change: of the gradient, in its own unit.
-        relative: to the sum of the nodes' contributions.
+        change: the change of the gradient, in its own unit.
+        relative: the change relative to the sum of the nodes' contributions.
     """
 
     change: float
@@ -45,16 +45,16 @@ class Error(NamedTuple):
 
 
 def finer(estimator: LocalExpectation) -> int:
-    """How many nodes to compare with: a few more are off in the same direction where the rule converges slowly."""
+    """Return the number of nodes to compare with; only a few more would err alike where the rule converges slowly."""
     return min(6 * estimator.nodes + 3, max(_MOST, estimator.nodes + 2))
 
 
 def quadrature_sites(
     estimator: LocalExpectation, problem: Callable[[Any, Any], Problem], at: dict[str, Any], key: jax.Array
 ) -> list[str]:
-    """The latents that are integrated by quadrature, and on which no other fixed site depends.
+    """Return the latents that are integrated by quadrature and on which no other fixed site depends.
 
-    Those with children are checked in every step.
+    Latents with children are checked in every step instead.
     """
     found: list[str] = []
 
@@ -68,13 +68,13 @@ def quadrature_sites(
 def errors(
     estimator: LocalExpectation, problem: Callable[[Any, Any], Problem], at: dict[str, Any], keys: jax.Array
 ) -> tuple[Any, Any]:
-    """The error of each component of the gradient and what it is relative to, means over pivots.
+    """Return the error of each component of the gradient, and the scale of that error, both as means over pivots.
 
     Args:
-        estimator: whose nodes are in question.
-        problem: model and guide at parameters in unconstrained space, with the data of the i-th pivot.
-        at: these parameters.
-        keys: one for each pivot.
+        estimator: the estimator whose nodes are checked.
+        problem: a function that returns model and guide at unconstrained parameters, with the data of the i-th pivot.
+        at: the unconstrained parameters.
+        keys: one random key for each pivot.
     """
 
     def one(given: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
@@ -95,7 +95,7 @@ def errors(
 
 
 def worst(change: dict[str, Any], scale: dict[str, Any]) -> dict[str, Error]:
-    """For each parameter its worst component."""
+    """Return the error of the worst component of each parameter."""
 
     def largest(leaves: list[np.ndarray]) -> float:
         return max((float(np.max(leaf, initial=0.0)) for leaf in leaves), default=0.0)
@@ -109,7 +109,7 @@ def worst(change: dict[str, Any], scale: dict[str, Any]) -> dict[str, Error]:
 
 
 def concern(estimator: LocalExpectation, found: dict[str, Error]) -> str:
-    """A sentence where the quadrature is off by more than 2%; else nothing."""
+    """Return a sentence if the quadrature is off by more than 2%; else nothing."""
     name = max(found, key=lambda name: found[name].relative, default="")
     if not name or not found[name].relative > LIMIT:
         return ""
@@ -126,7 +126,7 @@ def _sites(arranged: Arranged) -> list[str]:
 
 
 def _rows(estimator: LocalExpectation, problem: Problem, noise: Noise) -> jax.Array:
-    """Numbers whose gradients are: the change from few nodes to many, then the contributions of each of the many."""
+    """Return numbers whose gradients are the change from few nodes to many, then the contribution of each of many."""
     arranged = estimator.arrange(problem, noise)
     run: dict[str, Any] = {"noise": noise, "pivot": arranged.pivot, "exact_entropy": arranged.exact}
     here, moving = problem.evaluate(arranged.x, **run), partial(problem.stopped().evaluate, **run)
@@ -154,16 +154,16 @@ def _rows(estimator: LocalExpectation, problem: Problem, noise: Noise) -> jax.Ar
 
 
 def _cut(estimator: LocalExpectation, factor: Factor) -> SiteCandidates:
-    """The nodes of a site, and the many to compare with."""
+    """Return the nodes of a site, and the many nodes to compare with."""
     values, weights, kind = support.must_have_candidates(factor.elements.base, estimator.nodes)
     return SiteCandidates(values, weights, kind, support.must_have_candidates(factor.elements.base, finer(estimator)))
 
 
 def _pulls(cut: SiteCandidates, f: jax.Array, size: jax.Array) -> jax.Array:
-    """w_k (F_k − mean of F) for few nodes and for many.
+    """Return w_k (F_k − mean of F) for few nodes and for many.
 
-    Zero for an element where F is constant up to rounding, or infinite or NaN at nodes that matter: that is not for
-    a finer rule to say.
+    It is zero for an element where F is constant up to rounding, or infinite or NaN at nodes that matter: a finer
+    rule cannot judge those.
     """
     assert cut.check is not None
     few, many = cut.weights, cut.check.weights

@@ -12,10 +12,10 @@ from legrad.model.problem import Noise, Problem
 
 
 class Reparameterized(Estimator):
-    """The pathwise estimator, for guides whose every latent is reparameterizable.
+    """The pathwise estimator, for guides in which every latent is reparameterizable.
 
     Args:
-        num_samples: draws averaged in one estimate.
+        num_samples: the number of draws averaged in one estimate.
 
     References:
         Kingma, Welling (2013). Rezende, Mohamed, Wierstra (2014). Titsias, Lázaro-Gredilla (2014).

@@ -22,7 +22,7 @@ class ScoreFunction(Estimator):
     """The score-function estimator, for latents of any kind.
 
     Args:
-        num_samples: draws averaged in one estimate.
+        num_samples: the number of draws averaged in one estimate.
         baseline: None, or "leave_one_out" (needs at least two samples), which lowers the variance at no cost.
 
     Example:
@@ -57,7 +57,7 @@ class ScoreFunction(Estimator):
 
 
 def score(name: str, here: Evaluation, costs: Costs) -> Score:
-    """The score of one site: its own value is the only candidate."""
+    """Return the score of one site, whose own value is the only candidate."""
     log_q = here.factors[name].log_prob()
     cost = costs.of(name, costs.values(here))
     return Score(log_q[None], jnp.ones_like(log_q)[None], jnp.zeros_like(log_q)[None], cost)

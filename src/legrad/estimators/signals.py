@@ -1,10 +1,11 @@
-"""Which terms of f weigh the score of which elements, found from what each term sees; plain NumPy, while tracing.
+"""Which terms of f weigh the score of which elements, derived from what each term sees; plain NumPy, while tracing.
 
-    a number that sees several elements   weighs the scores of these
+    a number that sees several elements   weighs the scores of these elements
     a number that sees element j alone    weighs the scores of j, and of the elements that cover j's company
 
-The *company* of j is all the numbers that see j and others with it. An element covers it if they all see that
-element, too. The numbers that weigh the scores of the same elements form a *group*: only their sum matters.
+The *company* of j is all the numbers that see j together with other elements. An element covers the company of j if
+all these numbers see that element, too. Numbers that weigh the scores of the same elements form a *group*: only their
+sum matters.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from scipy import sparse
 
 from legrad.trace.dependence import EMPTY, members
 
-PAIRS = 1 << 22  # pairs of a number, or kind, and an element that are listed; beyond that there are coarser answers
+PAIRS = 1 << 22  # the most pairs of a number (or kind) and an element to list; beyond that, answers are coarser
 
 Shape = tuple[int, ...]
 
@@ -27,7 +28,7 @@ class Groups(NamedTuple):
     """Numbers that weigh the same scores.
 
     Attributes:
-        labels: for each term an array of its shape, the group of each number; -1 for a number that is in none.
+        labels: for each term an array of its shape with the group of each number; -1 for a number in no group.
         members: (groups, elements), true where the numbers of a group weigh the score of an element.
     """
 
@@ -38,13 +39,13 @@ class Groups(NamedTuple):
 def groups(
     seen: Mapping[str, np.ndarray], sites: Sequence[tuple[slice, Shape]], fillers: Collection[str] = ()
 ) -> Groups:
-    """The groups of all terms.
+    """Return the groups of all terms.
 
     Args:
         seen: what each number of a term sees: boxes or sets, (rows, *shape of the term).
-        sites: of the sites whose elements matter, their rows and the shape of their elements; these count in order.
-        fillers: terms that are no part of f. A number of theirs that sees one element alone is grouped like others
-            if that element has company; no other number is in a group.
+        sites: for each site whose elements matter, its rows and the shape of its elements; elements count in order.
+        fillers: terms that are not part of f. A filler's number that sees one element alone is grouped like others
+            if that element has company; a filler's other numbers are in no group.
     """
     tables = {n: found.reshape(len(found), math.prod(found.shape[1:])).T for n, found in seen.items()}
     table = np.concatenate([np.concatenate([t[:, rows] for rows, _ in sites], axis=1) for t in tables.values()])
@@ -59,21 +60,21 @@ def groups(
 
 
 def distinct_rows(flags: sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
-    """Where each distinct row of a sparse matrix is first, and which of these each row is."""
+    """Return where each distinct row of a sparse matrix occurs first, and which distinct row each row equals."""
     first, label = _by_code(flags.astype(np.uint64) @ _codes(flags.shape[1]))
-    if (flags[first[label]] != flags).nnz:  # two rows with one code: more rows than need be, and none confused
+    if (flags[first[label]] != flags).nnz:  # a collision of codes: more rows than necessary, but none confused
         return np.arange(flags.shape[0]), np.arange(flags.shape[0])
     return first, label
 
 
-# --- who sees the same ----------------------------------------------------------------------------------------
+# --- which numbers see the same elements ----------------------------------------------------------------------
 
 
 def _alike(table: np.ndarray, shapes: Sequence[Shape]) -> tuple[sparse.csr_array, np.ndarray]:
-    """The distinct sets of elements that numbers see, (sets, elements), and the set of each number.
+    """Return the distinct sets of elements that numbers see, (sets, elements), and the set of each number.
 
-    Where there would be too many pairs to list, a box that is wider than one place along an axis counts as the whole
-    axis; where there still are, a number that sees any element of a site counts as seeing all of them.
+    If there are too many pairs to list, a box that is wider than one position along an axis counts as the whole axis;
+    if there are still too many, a number that sees any element of a site counts as seeing all of them.
     """
     widths = [_width(table, shape) for shape in shapes]
     parts = np.split(table, np.cumsum(widths)[:-1], axis=1)
@@ -92,7 +93,7 @@ def _width(table: np.ndarray, shape: Shape) -> int:
 
 
 def _ends(boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first index along each axis, and one past the last; equal where nothing is seen."""
+    """Return the first index along each axis, and one past the last; the two are equal where nothing is seen."""
     rank = boxes.shape[1] // 2
     seen = boxes[:, :rank] != EMPTY
     return np.where(seen, boxes[:, :rank], 0).astype(np.int64), np.where(seen, 1 - boxes[:, rank:], 0).astype(
@@ -125,7 +126,7 @@ def _whole_site(part: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _listed(part: np.ndarray, shape: Shape) -> sparse.csr_array:
-    """Boxes or sets, one a row, as flags: (rows, elements)."""
+    """Return boxes or sets, one per row, as flags of shape (rows, elements)."""
     shape = shape or (1,)
     if part.dtype == np.uint64:
         return sparse.csr_array(members(part.T)[:, : math.prod(shape)])
@@ -142,9 +143,9 @@ def _listed(part: np.ndarray, shape: Shape) -> sparse.csr_array:
 
 
 def _distinct(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each distinct row is first, and which of these each row is."""
+    """Return where each distinct row occurs first, and which distinct row each row equals."""
     first, label = _by_code((table.astype(np.int64).view(np.uint64) * _codes(table.shape[1])).sum(axis=1))
-    if not np.array_equal(table[first[label]], table):  # two rows with one code
+    if not np.array_equal(table[first[label]], table):  # a collision of codes
         _, first, label = np.unique(table, axis=0, return_index=True, return_inverse=True)
     return first, label.ravel()
 
@@ -154,19 +155,19 @@ def _codes(number: int) -> np.ndarray:
 
 
 def _by_code(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows with the same code together, in the order in which they come first: sorting numbers is fast."""
+    """Group rows with the same code, in the order of their first occurrence: sorting numbers is fast."""
     _, first, label = np.unique(code, return_index=True, return_inverse=True)
     order = np.argsort(first)
     return first[order], np.argsort(order)[label]
 
 
-# --- who weighs whose score -----------------------------------------------------------------------------------
+# --- which numbers weigh which scores -------------------------------------------------------------------------
 
 
 def _weighed(sees: sparse.csr_array, counted: np.ndarray) -> tuple[sparse.csr_array, np.ndarray, np.ndarray]:
-    """The members of each group, and the group of each set for the numbers of f and for fillers.
+    """Return the members of each group, and the group of each set for the numbers of f and for fillers.
 
-    Sets that no number of f has are not `counted`: they are nobody's company.
+    Sets that no number of f has are not `counted`: they belong to no element's company.
     """
     size = np.diff(sees.indptr)
     alone, shared = np.flatnonzero(size == 1), np.flatnonzero((size > 1) & counted)
@@ -189,7 +190,7 @@ def _weighed(sees: sparse.csr_array, counted: np.ndarray) -> tuple[sparse.csr_ar
 
 
 def _covering(company: sparse.csr_array, kind: np.ndarray) -> sparse.csr_array:
-    """For each kind the elements that cover its company, (kinds, elements); where these are too many, its own."""
+    """Return the elements that cover the company of each kind, (kinds, elements); if too many, the kind's own."""
     kinds, number = company.shape[0], np.bincount(kind, minlength=company.shape[0])
     of_kind = sparse.csr_array((np.ones(len(kind), bool), (kind, np.arange(len(kind)))), (kinds, len(kind)))
     if float((np.bincount(company.indices).astype(float) ** 2).sum()) > PAIRS:

@@ -1,7 +1,7 @@
 """How each latent of a guide is treated: locally, by reparameterization, or by its score.
 
-Finite supports and counts are local. A continuous scalar is local where no fixed site depends on it: a quadrature
-reweighted by a narrow child is far off. Everything else is reparameterized, or raises with the remedy.
+Finite supports and counts are local. A continuous scalar is local if no fixed site depends on it: a quadrature
+reweighted by a narrow child is far off. Every other latent is reparameterized, or raises an error with the remedy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def treatments(
     continuous: str,
     choices: Mapping[str, str],
 ) -> dict[str, str]:
-    """A treatment ("local", "reparam" or "score") for each latent of the guide.
+    """Return a treatment ("local", "reparam" or "score") for each latent of the guide.
 
     Args:
         pivot: the guide's factors.
-        parents: who is whose parent, as `Problem.parents` gives it.
+        parents: the parents of each latent, as `Problem.parents` returns them.
         continuous: "quadrature" or "reparam", the default for continuous scalars.
-        choices: what the user chose, by site.
+        choices: the user's choices, by site.
     """
     for name in choices:
         if name not in pivot:
@@ -81,7 +81,7 @@ def _check(factor: Factor, choice: str) -> str:
 
 
 def _check_scan(pivot: Mapping[str, Factor], chosen: Mapping[str, str]) -> None:
-    """Inside `scan` the noise of a recomputed site shifts when another site is fixed: the two must not mix."""
+    """Raise if fixed and recomputed sites share a `scan`, where fixing one site shifts the noise of another."""
     inside = {name: chosen[name] for name, factor in pivot.items() if factor.in_scan}
     fixed = [name for name, choice in inside.items() if choice != "reparam"]
     moving = [name for name, choice in inside.items() if choice == "reparam"]

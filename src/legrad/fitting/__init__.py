@@ -1,1 +1,1 @@
-"""The loop that fits, and what it gives back."""
+"""The loop that fits a guide, and the result it returns."""

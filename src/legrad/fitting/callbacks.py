@@ -1,4 +1,4 @@
-"""What a fit tells while it runs, and a callback that writes it to a file."""
+"""The snapshot that a running fit passes to callbacks, and a callback that logs it to a file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from legrad.model.messages import FitWarning
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A fit between two steps, as callbacks see it. Of several starts it shows the one with the best recent ELBO.
+    """A fit between two steps, as callbacks see it. With several starts, that of the start with the best recent ELBO.
 
     Attributes:
         step: how many steps were taken.
-        seconds: of running so far.
-        elbo: the mean estimate over the steps since the last call (not more than 1,000).
-        gradient_variance: of a component of the gradient, over the same steps.
-        rate: what the optimizer's updates are multiplied with.
-        params: a function that gives the parameters, constrained: computed only if it is called.
+        seconds: the running time so far.
+        elbo: the mean ELBO estimate over the steps since the last call (at most the last 1,000).
+        gradient_variance: the mean variance of a component of the gradient over the same steps.
+        rate: the factor that multiplies the optimizer's updates.
+        params: a function that returns the constrained parameters, which are computed only if it is called.
     """
 
     step: int
@@ -39,13 +39,13 @@ Callback = Callable[[Snapshot], Any]  # returning True ends the fit
 
 
 class JsonLines:
-    """A callback that appends a line of JSON for each call.
+    """A callback that appends one line of JSON to a file at each call.
 
-    A fit that was killed and goes on from its checkpoint writes no step twice: lines at or after the first step that
-    it writes are dropped.
+    A fit that resumes from its checkpoint writes no step twice: its first call drops the lines of that step and of
+    later ones.
 
     Args:
-        path: of the file.
+        path: the path of the file.
 
     Example:
         >>> legrad.fit(model, guide, key=key, callback=legrad.JsonLines("fit.jsonl"), callback_every=100)
@@ -56,7 +56,7 @@ class JsonLines:
         self._begun = False
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Write a line."""
+        """Write the line of a snapshot."""
         line = {
             "step": snapshot.step,
             "seconds": round(snapshot.seconds, 3),
@@ -75,7 +75,7 @@ class JsonLines:
 
 
 def _before(text: str, step: int) -> list[str]:
-    """The whole lines of earlier steps; the last line may have been cut by a kill."""
+    """Return the complete lines of earlier steps; a kill may have cut the last line."""
     kept = []
     for line in text.splitlines(keepends=True):
         try:

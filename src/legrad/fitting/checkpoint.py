@@ -1,7 +1,8 @@
-"""Checkpoints: all that the next step depends on, in one file that is replaced as a whole.
+"""Checkpoints: everything that the next step depends on, in one file that is replaced as a whole.
 
-A checkpoint knows which fit it is of: parameters, key, estimator, data, the ELBO of the first draw term by term, and
-what the optimizer makes of some gradients. A fit takes up only its own, and ends as if nothing had happened.
+A checkpoint identifies its fit: parameters, key, estimator, data, the ELBO of the first draw term by term, and the
+optimizer's updates for some gradients. A fit resumes only from its own checkpoint, and ends as if it had never been
+interrupted.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from legrad.fitting.stopping import _TREES, Watch
 
 FILE = "checkpoint.legrad"
 _KIND = "checkpoint"
-_READ_WHOLE = 1 << 28  # bytes of an array; of a larger one a part decides whether it is the same
+_READ_WHOLE = 1 << 28  # bytes: larger arrays are compared by a sample of their rows
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that this fit cannot take up. The file is left as it is."""
+    """A checkpoint from which this fit cannot resume. The file is left unchanged."""
 
 
 @dataclass
@@ -38,11 +39,11 @@ class Progress:
     """A fit between two steps.
 
     Attributes:
-        state: of all starts.
+        state: the state of all starts.
         at: how many steps were taken.
         limits: for each start, the step at which it ends.
         failures: the starts that met a step that is not finite, with that step.
-        watches: for each start, what stopping remembers; empty without it.
+        watches: for each start, what its stopping rule remembers; empty without a stopping rule.
         clock: rows of (steps, seconds).
     """
 
@@ -58,8 +59,8 @@ class Checkpoint:
     """The checkpoint of one fit.
 
     Args:
-        folder: where it is kept; made if it is not there.
-        identity: what must be the same in a fit that takes it up; JSON.
+        folder: the folder of the file; created if it does not exist.
+        identity: what must be the same in a fit that resumes from the checkpoint; JSON.
     """
 
     def __init__(self, folder: Any, identity: Mapping[str, Any]) -> None:
@@ -70,7 +71,7 @@ class Checkpoint:
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def save(self, progress: Progress) -> None:
-        """Write it, in the place of the one before."""
+        """Write a checkpoint, replacing the previous one."""
         done = progress.at
         state = progress.state._replace(elbo=progress.state.elbo[..., :done], noise=progress.state.noise[..., :done])
         arrays = container.flat("state", state)
@@ -88,11 +89,11 @@ class Checkpoint:
         container.write(self.path, _KIND, numbers, arrays)
 
     def load(self, begin: Progress, steps: int) -> Progress | None:
-        """The fit so far, or None if there is none.
+        """Return the progress in the checkpoint, or None if there is no checkpoint.
 
         Args:
-            begin: the same fit before its first step, for the structure of everything.
-            steps: how many the fit may take in all.
+            begin: the same fit before its first step, which gives the structure of all trees.
+            steps: the maximum number of steps of the whole fit.
         """
         if not self.path.exists():
             return None
@@ -100,7 +101,7 @@ class Checkpoint:
         try:
             numbers, arrays = container.read(self.path, _KIND)
         except container.FileError as error:
-            raise CheckpointError(f"{error}. It was left as it is: {remedy}") from None
+            raise CheckpointError(f"{error}. The file is left unchanged: {remedy}") from None
         self._check_identity(numbers["identity"], remedy)
         at, old_steps = numbers["at"], numbers["limits"]
         if at > steps:
@@ -131,7 +132,7 @@ class Checkpoint:
             if not _same(mine, other):
                 raise CheckpointError(
                     f"the checkpoint in '{self.path.parent}' is of another fit: its {what} is {_short(other)}, "
-                    f"here it is {_short(mine)}. It was left as it is: {remedy}"
+                    f"here it is {_short(mine)}. The file is left unchanged: {remedy}"
                 )
 
 
@@ -146,7 +147,7 @@ def identity(
     data: Minibatches | None,
     terms: Mapping[str, float],
 ) -> dict[str, Any]:
-    """What makes a fit this fit."""
+    """Return what identifies a fit."""
     unconstrained = starts[0]
     return {
         "parameters": {name: _spec(value) for name, value in unconstrained.items()},
@@ -162,11 +163,11 @@ def identity(
 
 
 def estimator_of(folder: Any, candidates: Sequence[Any]) -> Any:
-    """The one of some estimators that the fit in a checkpoint has; None without a checkpoint that can be read."""
+    """Return the candidate that the fit in a checkpoint uses; None if no checkpoint can be read or none matches."""
     try:
         theirs = container.read(Path(folder) / FILE, _KIND)[0]["identity"]["estimator"]
     except (OSError, container.FileError, KeyError):
-        return None  # loading it says what is wrong
+        return None  # loading the checkpoint says what is wrong
     return next((estimator for estimator in candidates if _settings(estimator) == theirs), None)
 
 
@@ -178,7 +179,7 @@ def _settings(estimator: Any) -> str:
 
 
 def _updates(optimizer: optax.GradientTransformation, at: Any) -> list[float]:
-    """What it makes of some gradients, as code cannot be compared: its first steps, and later ones for schedules."""
+    """Return the optimizer's updates for some gradients at early and late steps: code itself cannot be compared."""
     memory, found = optimizer.init(at), []
 
     def is_count(x: Any) -> bool:
@@ -213,7 +214,7 @@ def _digest(leaf: Any) -> str:
 
 
 def _same(mine: Any, theirs: Any) -> bool:
-    """Equal; numbers up to rounding, which may differ between machines."""
+    """Whether two values are equal; floats only up to rounding, which may differ between machines."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return mine.keys() == theirs.keys() and all(_same(mine[k], theirs[k]) for k in mine)
     if isinstance(mine, list) and isinstance(theirs, list):

@@ -1,4 +1,4 @@
-"""What is looked at, term by term: the ELBO of the first draw before a fit begins, and that of a step that failed."""
+"""Checks of the ELBO, term by term: of the first draw before a fit begins, and of a step that failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OTHER_DRAWS = 1000
 
 
 def check_start(problem: Problem, key: jax.Array) -> dict[str, float]:
-    """Raise where the data or the initial ELBO is not finite, naming the site; else the terms of the ELBO."""
+    """Return the terms of the initial ELBO; raise if they or the data are not finite, naming the site."""
     bad, terms = _look(problem, Noise(*jax.random.split(key)))
     for name, count in bad.items():
         if count:
@@ -36,13 +36,13 @@ def check_start(problem: Problem, key: jax.Array) -> dict[str, float]:
 
 
 def name_failure(program: CompiledLoop, unconstrained: dict[str, Any], key: jax.Array, given: Given) -> str:
-    """Why a step is not finite: the first term, site or parameter that is not.
+    """Say why a step is not finite: name the first term, site or parameter that is not finite.
 
     Args:
-        program: the fit's.
+        program: the compiled steps of the fit.
         unconstrained: the parameters before the step.
-        key: the step's.
-        given: the step's data.
+        key: the random key of the step.
+        given: the data of the step.
     """
     objective = program.objective
     here = objective.problem(unconstrained, given)
@@ -56,7 +56,7 @@ def name_failure(program: CompiledLoop, unconstrained: dict[str, Any], key: jax.
     for name, total in terms.items():
         if not np.isfinite(total):
             return f"{name} is {float(total)}"
-    # What is finite at the draw need not be at other values that the estimator looks at.
+    # A term that is finite at the draw need not be finite at other values that the estimator evaluates.
     for name, totals in _terms(here, draws(key, _OTHER_DRAWS)).items():
         if not np.isfinite(totals).all():
             value = totals[~np.isfinite(totals)][0]
@@ -80,7 +80,7 @@ def name_failure(program: CompiledLoop, unconstrained: dict[str, Any], key: jax.
 
 
 def _look(problem: Problem, noise: Noise) -> tuple[dict[str, Any], dict[str, Any]]:
-    """For each observed site how many data are not finite, and the sum of each term of the ELBO."""
+    """Return the number of data that are not finite for each observed site, and the sum of each term of the ELBO."""
     arrays, rebuild = split_arrays((problem.args, dict(problem.kwargs)))
 
     @jax.jit
@@ -94,7 +94,7 @@ def _look(problem: Problem, noise: Noise) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _terms(problem: Problem, noise: Noise) -> dict[str, np.ndarray]:
-    """The sum of each term of the ELBO, at many draws."""
+    """Return the sum of each term of the ELBO at many draws."""
 
     def one(sites: jax.Array) -> dict[str, jax.Array]:
         at = Noise(sites, noise.plates)
@@ -108,7 +108,7 @@ def _not_finite(tree: dict[str, Any]) -> list[str]:
 
 
 def _rows(given: Given) -> str:
-    """Which rows of the minibatches hold them, as far as that can be told."""
+    """Name the first row of the data that is not finite, if the minibatches show it; otherwise return nothing."""
     for rows in given.plates.values():
         for argument in given.args:
             if np.ndim(argument) and len(argument) == len(rows):

@@ -1,7 +1,7 @@
 """The compiled part of a fit: many steps of gradient and optimizer as one program, for one start or several.
 
-A step that is not finite (ELBO, gradient, or the parameters it would lead to) is not taken: the start that it
-happened to stays where it was before.
+A step that is not finite (ELBO, gradient, or resulting parameters) is not taken: its start keeps the parameters from
+before that step.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from legrad.trace.concrete import compiled_for
 
 
 class State(NamedTuple):
-    """Where a start is: all that the next step depends on, and what has been seen.
+    """The state of a start: everything that the next step depends on, and the history so far.
 
     Attributes:
         step: how many steps were taken.
-        unconstrained: the parameters.
+        unconstrained: the unconstrained parameters.
         memory: the optimizer's state.
-        rate: what the optimizer's updates are multiplied with.
-        elbo: the estimate of each step.
-        noise: of each step, half the mean squared difference of its gradient from the one before: the variance of
-            a component of the gradient, as far as the gradient's mean does not move.
-        gradient: the last one.
-        blocks: the iterates in blocks, where someone asks for them.
+        rate: the factor that multiplies the optimizer's updates.
+        elbo: the ELBO estimate of each step.
+        noise: for each step, half the mean squared difference of its gradient from the previous gradient: the
+            variance of a component of the gradient, provided that the gradient's mean does not move.
+        gradient: the last gradient.
+        blocks: the iterates in blocks, if there is a stopping rule.
         failed: whether the last step was not finite.
     """
 
@@ -56,8 +56,8 @@ class CompiledLoop:
     Args:
         model: the model.
         guide: the guide.
-        parameters: theirs.
-        estimator: gives loss and gradient.
+        parameters: the parameters of model and guide.
+        estimator: the estimator of loss and gradient.
         optimizer: an optax optimizer.
         feed: the data of each step.
         keys: the random key of each start, on a leading axis.
@@ -76,10 +76,10 @@ class CompiledLoop:
         self.objective = Objective(model, guide, parameters)
         self.model, self.guide, self.parameters = model, guide, parameters
         self.estimator, self.optimizer, self.feed, self.keys = estimator, optimizer, feed, keys
-        self._advance = jit(self._advance_all)  # of this object: a static `self` would stay in JAX's cache
+        self._advance = jit(self._advance_all)  # per object: a static `self` would stay in JAX's cache
 
     def begin(self, starts: list[dict[str, Any]], steps: int, block: int | None) -> State:
-        """The state before the first step, with room for the history of `steps`."""
+        """Return the state before the first step, with room for the history of `steps` steps."""
 
         def one(unconstrained: dict[str, Any]) -> State:
             empty = jnp.full(steps, jnp.nan, jnp.result_type(float))
@@ -98,30 +98,30 @@ class CompiledLoop:
         return self.stack([one(start) for start in starts])
 
     def stack(self, states: list[State]) -> State:
-        """Several starts as one state; a single one stays as it is."""
+        """Stack the states of several starts; the state of a single start is returned unchanged."""
         return states[0] if len(self.keys) == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
     def take(self, state: Any, start: int) -> Any:
-        """The state (or a part of it) of one start."""
+        """Return the state (or a part of it) of one start."""
         return state if len(self.keys) == 1 else jax.tree.map(lambda leaf: leaf[start], state)
 
     def put(self, state: Any, start: int, one: Any) -> Any:
-        """The state with that of one start replaced."""
+        """Return the state of all starts with that of one start replaced."""
         return one if len(self.keys) == 1 else jax.tree.map(lambda s, x: s.at[start].set(x), state, one)
 
     def advance(self, state: State, ends: np.ndarray, loaded: Loaded) -> tuple[State, dict[int, int]]:
-        """Take the steps up to `ends`, one for each start; also the starts that cannot, with the step that fails."""
+        """Take the steps up to `ends`, one per start; also return the starts that failed, each with its bad step."""
         after = self._advance(state, self.keys, jnp.asarray(ends, jnp.int32), loaded)
         failed, steps = (np.atleast_1d(x) for x in jax.device_get((after.failed, after.step)))
         if not failed.any():
             return after, {}
-        # The state after a step that is not finite is of no use: take the steps before it again, which are the same.
+        # The state after a step that is not finite is useless: repeat the steps before it, which are deterministic.
         ends = np.where(failed, steps - 1, ends)
         after = self._advance(state, self.keys, jnp.asarray(ends, jnp.int32), loaded)
         return after, {int(r): int(ends[r]) for r in np.flatnonzero(failed)}
 
     def _advance_all(self, state: State, keys: jax.Array, ends: jax.Array, loaded: Loaded) -> State:
-        # It is compiled for these arrays alone, so what is sparse in them may be planned.
+        # The program is compiled for these arrays alone, so plans may rely on which of their entries are zero.
         with compiled_for(loaded.arrays, self.feed.arrays):
             if len(self.keys) == 1:
                 return self._run(state, keys[0], ends[0], loaded)
@@ -142,8 +142,8 @@ class CompiledLoop:
             return self.objective.loss(self.estimator, unconstrained, of_step, given)
 
         value, gradient, new, memory = update(loss, self.optimizer, old, state.memory, state.rate)
-        # The optimizer's state counts, too: with an infinite second moment Adam would stand still for ever.
-        sound = _finite(memory) | ~_finite(state.memory)  # some hold an infinity from the beginning
+        # The optimizer's state counts, too: with an infinite second moment Adam would stand still forever.
+        sound = _finite(memory) | ~_finite(state.memory)  # some optimizers hold an infinity from the beginning
         failed = ~(jnp.isfinite(value) & _finite(gradient) & _finite(new) & sound)
 
         return State(

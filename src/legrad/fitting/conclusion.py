@@ -1,4 +1,4 @@
-"""The end of a fit: the best of its starts, and a sentence for each that says what happened and what to try."""
+"""The end of a fit: the best of its starts, and for each start a sentence on what happened and what to try."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from legrad.model.messages import FitWarning
 from legrad.model.problem import Problem
 
 _RANK_DRAWS = 256  # for the ELBO that decides between starts
-_APART = 0.5  # standard deviations of q between guides that are not the same
-_MUCH_WORSE = 10.0  # nats: a mode with a part of exp(-10) of the mass does not matter
+_APART = 0.5  # standard deviations of q: guides this far apart are not the same
+_MUCH_WORSE = 10.0  # nats: a mode with exp(-10) of the mass does not matter
 
 
 def finish(
@@ -35,16 +35,16 @@ def finish(
     seconds: float | None,
     took: float,
 ) -> FitResult:
-    """The result of a fit, with a warning if it is not one to trust.
+    """Return the result of a fit, and warn if it should not be trusted.
 
     Args:
-        program: the fit's.
-        comparison: compares parameters.
-        now: where it ended.
-        ended: what ended it, if not the fit itself.
-        steps: how many there could have been.
-        seconds: how many it was given.
-        took: how many it took.
+        program: the compiled steps of the fit.
+        comparison: compares parameters of the fit.
+        now: the state in which the fit ended.
+        ended: what ended the fit, if not the fit itself.
+        steps: the maximum number of steps.
+        seconds: the time limit in seconds, if there was one.
+        took: how many seconds the fit took.
     """
     results = [_one(program, now, i, ended, steps, seconds, took) for i in range(len(now.limits))]
     best = 0
@@ -69,7 +69,7 @@ def finish(
 def _checked(
     program: CompiledLoop, comparison: GuideComparison, now: Progress, start: int, result: FitResult
 ) -> FitResult:
-    """The result, with what the quadrature of its gradient misses."""
+    """Return the result, with a sentence on the error of its quadrature if that is large."""
     try:
         at, loaded = _end(program, now, start)[0], program.feed.load(max(0, now.at - 1))
         quadrature = comparison.quadrature(at, program.keys[start], loaded)
@@ -104,7 +104,7 @@ def _one(
         status = f"{status}. But {ended}"
     if fell and start not in now.failures:
         converged = False
-        status = f"the ELBO {fell}: try a smaller learning rate. Else: {status}"
+        status = f"the ELBO {fell}: try a smaller learning rate. Otherwise: {status}"
     params = program.parameters.constrain(unconstrained)
     first = program.feed.last
     return FitResult(
@@ -125,7 +125,7 @@ def _one(
 
 
 def _end(program: CompiledLoop, now: Progress, start: int) -> tuple[Any, int | None]:
-    """The unconstrained parameters that a start ended with, and since when they are averaged."""
+    """Return the unconstrained parameters that a start ended with, and the step since which they are averaged."""
     if now.watches and start not in now.failures:
         return answer(now.watches[start], program.take(now.state, start))
     return program.take(now.state.unconstrained, start), None
@@ -146,7 +146,7 @@ def _failure(program: CompiledLoop, step: int, start: int, state: Any) -> str:
 
 def _converged(watch: Watch, done: int) -> str:
     last = watch.phases[-1]
-    rhat = f"R-hat {last.rhat:.2f}{', of parameters whose drift does not move the guide' if last.flat else ''}"
+    rhat = f"R-hat {last.rhat:.2f}{', only of parameters whose drift does not move the guide' if last.flat else ''}"
     if last.moved == last.error == 0.0:
         return (
             f"converged after {done:,} steps: {rhat}. At the last step size the ELBO gained {last.gained:.2g} nats; "
@@ -154,28 +154,28 @@ def _converged(watch: Watch, done: int) -> str:
             f"{last.averaged:,}"
         )
     return (
-        f"converged after {done:,} steps: {rhat}. From the step size before to the last one the guide moved by "
+        f"converged after {done:,} steps: {rhat}. The last reduction of the step size moved the guide by "
         f"{last.moved:.2g} of its standard deviations; the parameters are the average since step {last.averaged:,}, "
-        f"right to {last.error:.2g} standard deviations"
+        f"accurate to {last.error:.2g} standard deviations"
     )
 
 
 def _unfinished(watch: Watch | None, elbo: np.ndarray, limit: str, since: int | None) -> str:
     trend = _trend(elbo)
     if watch is None:
-        return f"took the {limit} that it was given; {trend}. stop='auto' would say whether it has converged"
+        return f"took the {limit} that it was given; {trend}. stop='auto' tells whether a fit has converged"
     phase = watch.phases[-1]
     what = "the last iterate" if since is None else f"the average since step {since:,}"
     if math.isinf(phase.rhat):
-        why = "there were too few steps to comparison"
+        why = "there were too few steps to compare"
     elif math.isinf(phase.error):
         why = (
             f"the iterates are not stationary at the {_ordinal(len(watch.phases))} step size (R-hat {phase.rhat:.2f})"
         )
     else:
         why = (
-            f"the average of the iterates is right to {phase.error:.2g} standard deviations of the guide only, or "
-            f"still moved (by {phase.moved:.2g}) with the step size"
+            f"the average of the iterates is accurate only to {phase.error:.2g} standard deviations of the guide, or "
+            f"still moved (by {phase.moved:.2g}) when the step size was reduced"
         )
     return (
         f"not converged after {limit}: {why}; {trend}. The parameters are {what}. Try more steps, an estimator "
@@ -184,31 +184,31 @@ def _unfinished(watch: Watch | None, elbo: np.ndarray, limit: str, since: int | 
 
 
 def _trend(elbo: np.ndarray) -> str:
-    """What the second half of the ELBO's history says."""
+    """Say whether the ELBO still rises or falls in the second half of its history."""
     tail = elbo[len(elbo) // 2 :]
     tail = tail[np.isfinite(tail)]
     if len(tail) < 20:
-        return "too few to see a trend of the ELBO"
+        return "too few steps to see a trend of the ELBO"
     early, late = np.array_split(tail, 2)
     rise = late.mean() - early.mean()
-    # Means of batches, since the estimates of neighbouring steps are alike.
+    # Means of batches, since the estimates of neighbouring steps are correlated.
     batches = [np.array([b.mean() for b in np.array_split(part, 5)]) for part in (early, late)]
     error = math.sqrt(sum(b.var(ddof=1) / 5 for b in batches))
     if abs(rise) > 3 * error and abs(rise) > 1e-6 * abs(late.mean()):
         per = 1000 * rise / (len(tail) / 2)
-        return f"the ELBO still {'rises' if rise > 0 else 'falls'}, by {abs(per):.2g} nats in 1,000 steps"
-    return "the ELBO shows no clear trend any more"
+        return f"the ELBO still {'rises' if rise > 0 else 'falls'}, by {abs(per):.2g} nats per 1,000 steps"
+    return "the ELBO no longer shows a clear trend"
 
 
 def _fell(elbo: np.ndarray) -> str:
-    """Whether the ELBO ends clearly below where it has been: a part of the guide may have collapsed."""
+    """Say so if the ELBO ends clearly below its best: a part of the guide may have collapsed."""
     width = max(50, len(elbo) // 20)
     number = len(elbo) // width
     if number < 4:
         return ""
     parts = elbo[len(elbo) - number * width :].reshape(number, width)
     means = parts.mean(1)
-    # Neighbouring steps are alike, so the spread of parts of a part counts, not that of single steps.
+    # Neighbouring steps are correlated, so the error comes from the spread within a part, not of single steps.
     spread = np.array([[piece.mean() for piece in np.array_split(part, 5)] for part in parts]).std(
         1, ddof=1
     ) / math.sqrt(5)
@@ -227,7 +227,7 @@ def _ordinal(n: int) -> str:
 
 
 def _as_good(comparison: GuideComparison, best: Any, other: Any, key: jax.Array, loaded: Loaded) -> bool:
-    """Whether the ELBO of two ends cannot be told apart."""
+    """Whether the ELBOs of two ends cannot be told apart."""
     gain, error = comparison.gain(best, other, key, loaded, _RANK_DRAWS)
     return gain >= -2.0 * error
 
@@ -235,9 +235,9 @@ def _as_good(comparison: GuideComparison, best: Any, other: Any, key: jax.Array,
 def _compare(
     program: CompiledLoop, comparison: GuideComparison, now: Progress, results: list[FitResult]
 ) -> tuple[int, tuple[int, ...]]:
-    """The start with the best ELBO, and those that ended elsewhere with one that is not much worse.
+    """Return the start with the best ELBO, and the starts that ended elsewhere with an ELBO not much worse.
 
-    Of those that are as good as the best it is the one that converged first.
+    Among starts that are as good as the best, take the one that converged first.
     """
     key, loaded = program.keys[0], program.feed.load(max(0, now.at - 1))
     ends = [_end(program, now, i)[0] for i in range(len(results))]

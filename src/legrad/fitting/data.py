@@ -1,7 +1,7 @@
-"""Where the data of a step come from: arguments that stay, and minibatches read from the host or from disk.
+"""The data of a step: arguments that are the same for all steps, and minibatches read from the host or from disk.
 
-The rows of step t are a function of the seed and t alone: epoch t // (batches an epoch), a shuffle of all rows by
-that epoch's number, and its next `size` rows. So the position of a fit in its data is its step.
+The rows of step t are a function of the seed and t alone: epoch t // (batches per epoch), a shuffle of all rows that
+is seeded by the epoch, and its next `size` rows. So the step of a fit determines its position in the data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from legrad.model.log_density import LogDensity
 from legrad.model.objective import Given
 from legrad.model.threads import one_at_a_time
 
-_BUFFER_BYTES = 32 << 20  # of minibatches that are on the device at a time
+_BUFFER_BYTES = 32 << 20  # of minibatches on the device at a time
 _BUFFER_STEPS = 512
 
 
@@ -29,20 +29,21 @@ class DataError(OSError):
 
 
 class Minibatches:
-    """Rows of host arrays or `np.memmap` files, a minibatch a step, shuffled anew each epoch.
+    """Minibatches of rows of host arrays or `np.memmap` files: one minibatch per step, shuffled anew each epoch.
 
-    Only the minibatches of the next steps are in memory. The model and the guide take them after `args`, and say in a
-    plate how many rows there are in all, which scales the ELBO:
+    Only the minibatches of the next steps are in memory. The model and the guide take the minibatch after `args`, and
+    declare in a plate how many rows there are in all, which scales the ELBO:
 
         with numpyro.plate("rows", 10_000_000, subsample_size=len(y)): ...
 
-    That plate's indices are the numbers of the rows, so `numpyro.param` inside it picks the parameters of these rows.
-    Rows that do not fill the last minibatch of an epoch wait for the next shuffle; without one, the order goes round.
+    The indices of that plate are the row numbers, so `numpyro.param` inside the plate picks the parameters of these
+    rows. Rows that do not fill the last minibatch of an epoch wait for the next shuffle; without shuffling, the
+    minibatches wrap around from the last row to the first.
 
     Args:
-        arrays: of the same length, rows first.
-        size: rows of a minibatch.
-        shuffle: whether each epoch has an order of its own.
+        arrays: arrays of the same length, rows first.
+        size: the number of rows in a minibatch.
+        shuffle: whether to shuffle the rows anew for each epoch.
 
     Example:
         >>> X, y = np.load("X.npy", mmap_mode="r"), np.load("y.npy", mmap_mode="r")
@@ -68,7 +69,7 @@ class Minibatches:
         self._order: tuple[tuple[int, int], np.ndarray] | None = None
 
     def at(self, seed: int, step: int) -> np.ndarray:
-        """The numbers of the rows of a step, ascending (a disk likes that)."""
+        """Return the row numbers of a step, ascending (disks read faster in order)."""
         epoch, position = divmod(step, self.per_epoch)
         if not self.shuffle:
             return np.sort((step * self.size + np.arange(self.size)) % self.rows)
@@ -84,13 +85,13 @@ class Minibatches:
 
 
 class Loaded(NamedTuple):
-    """What a compiled chunk of steps reads.
+    """The data that a compiled chunk of steps reads.
 
     Attributes:
-        arrays: those among `args` and `kwargs`.
+        arrays: the arrays among `args` and `kwargs`.
         first: the step of the first minibatch.
-        rows: (step, row) numbers of the rows; None without minibatches.
-        batches: the minibatches, (step, row, ...) for each array.
+        rows: the row numbers, as an array of shape (step, row); None without minibatches.
+        batches: the minibatches, one array of shape (step, row, ...) for each array of the data.
     """
 
     arrays: list[Any]
@@ -100,13 +101,13 @@ class Loaded(NamedTuple):
 
 
 class Feed:
-    """Gives each step its data; a thread reads the next minibatches while a chunk of steps runs.
+    """The source of each step's data; a thread reads the next minibatches while a chunk of steps runs.
 
     Args:
-        args: that stay.
-        kwargs: that stay.
+        args: the positional arguments that are the same for all steps.
+        kwargs: the keyword arguments that are the same for all steps.
         data: minibatches, or None.
-        seed: of their order.
+        seed: the seed of the order of the minibatches.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], data: Minibatches | None, seed: int) -> None:
@@ -122,7 +123,7 @@ class Feed:
             self.capacity = int(np.clip(_BUFFER_BYTES // max(1, row * data.size), 1, _BUFFER_STEPS))
 
     def find_plates(self, model: Callable[..., Any], guide: Callable[..., Any]) -> None:
-        """Which plates the minibatches are rows of; raise where the ELBO would not be scaled to all rows."""
+        """Find the plates whose rows the minibatches are; raise if the ELBO would not be scaled to all rows."""
         if self.data is None:
             return
         args, kwargs, _ = self.at(self.load(0), 0)
@@ -149,7 +150,7 @@ class Feed:
         self.plates = tuple(sorted(found))
 
     def load(self, step: int) -> Loaded:
-        """The data of `step` and of those after it, to the next multiple of `capacity`; the next ones are begun."""
+        """Return the data of the steps from `step` to the next multiple of `capacity`, and start reading the next."""
         if self.data is None:
             return Loaded(self.arrays)
         assert self._thread is not None
@@ -169,11 +170,11 @@ class Feed:
 
     @property
     def last(self) -> Given:
-        """The arguments of the last step that was asked for."""
+        """The arguments of the last step that was loaded."""
         return self.at(*self._last)
 
     def left(self, step: int) -> float:
-        """How many steps from this one on are loaded together."""
+        """Return how many steps, from this one on, are loaded together."""
         return self.capacity - step % self.capacity if self.data is not None else np.inf
 
     def _read(self, number: int) -> Loaded:
@@ -184,7 +185,7 @@ class Feed:
         return Loaded(self.arrays, jnp.asarray(first, jnp.int32), jnp.asarray(rows), batches)
 
     def at(self, loaded: Loaded, step: Any) -> Given:
-        """The arguments of one step (compiled or not)."""
+        """Return the arguments of one step (compiled or not)."""
         args, kwargs = self.rebuild(loaded.arrays)
         if loaded.rows is None:
             return Given(args, kwargs, {})

@@ -1,16 +1,16 @@
-"""`estimator="auto"`: which estimator is the fastest way to the optimum, by what is known and a short trial.
+"""`estimator="auto"`: find the estimator that is the fastest way to the optimum, by rules and a short trial.
 
-What is known rules most out: discrete latents are local, with a second pivot where some depend on others, or
-antithetic where all are Bernoulli; continuous ones are integrated or reparameterized. Those that are left run from
-the start of the fit for the same time. One that comes to its ELBO much later than another is out: at the beginning
-noise costs little, and steps that are cheap count. Between the others noise decides, for it is what costs time later.
-With mean g and variance V (both summed over the parameters) a step along the mean of m estimates gains as much as
-1 / (1 + V / m|g|²) exact ones do, so the best of them is the one with the least
+Rules exclude most estimators: discrete latents are local, with a second pivot where some depend on others, or
+antithetic where all are Bernoulli; continuous latents are integrated or reparameterized. The remaining candidates run
+from the start of the fit for the same time. A candidate that reaches its ELBO much later than another is out: at the
+beginning noise costs little, and cheap steps count. Among the others noise decides, because it costs time later. With
+mean g and variance V of a gradient (both summed over the parameters), a step along the mean of m estimates gains as
+much as 1 / (1 + V / m|g|²) exact steps, so the best candidate is the one with the least
 
     seconds of a gradient · ( |g|² + V / m )
 
-Optimizers with momentum, as Adam is, step along a mean of about ten. The clock of a busy machine errs:
-`LocalExpectation` is taken unless another is clearly better.
+Optimizers with momentum, such as Adam, step along a mean of about ten gradients. Timings on a busy machine are noisy:
+`LocalExpectation` is taken unless another candidate is clearly better.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from legrad.model.objective import Given, Objective, update
 from legrad.model.parameters import Parameters
 from legrad.model.problem import Noise, Problem
 
-STEPS, LOOKS = 50, 8  # of the first candidate, in whose time the others run; how often the ELBO is looked at
-DRAWS = 16  # of the ELBO, and gradients at the end
-AVERAGED = 10  # gradients that a step with momentum goes by
-CLEARLY = 1.2  # times less noise than the first candidate
-LATE = 1.4  # times the seconds of the fastest to the same ELBO: out
-MOST = 0.9  # of what a candidate gained: the ELBO that it is timed to
+STEPS, LOOKS = 50, 8  # each candidate gets the time of 50 steps of the first; number of ELBO estimates on the way
+DRAWS = 16  # draws per ELBO estimate, and gradients at the end
+AVERAGED = 10  # gradients that a step with momentum averages
+CLEARLY = 1.2  # a candidate must score better than the first one by this factor
+LATE = 1.4  # a candidate is out if it takes this many times as long as the fastest to the same ELBO
+MOST = 0.9  # a candidate is timed up to this part of its gain in the ELBO
 _TURN = 0.01  # seconds of a call that is timed
 
 Run = Callable[[Any, jax.Array, int], tuple[Any, Any]]
-"""(parameters and the optimizer's memory, key, steps) → the same later, and the last gradient."""
+"""(parameters and optimizer state, key, steps) → parameters and optimizer state after the steps, last gradient."""
 
 
 def candidates(problem: Problem) -> list[ELBO]:
-    """The estimators that could be best for a guide, the one to take in doubt first."""
+    """Return the estimators that could be best for a guide; the first is the default in case of doubt."""
     several = draws(jax.random.key(0), 1)
     noise = Noise(several.sites[0], several.plates)
     pivot = problem.draw(noise)
@@ -77,15 +77,15 @@ def choose(
     optimizer: optax.GradientTransformation,
     key: jax.Array,
 ) -> ELBO:
-    """The best of the candidates.
+    """Return the best of the candidates.
 
     Args:
         model: the model.
         guide: the guide.
-        parameters: where the fit starts.
+        parameters: the parameters at which the fit starts.
         given: the arguments of model and guide at the first step.
-        optimizer: the fit's.
-        key: for the trial.
+        optimizer: the optimizer of the fit.
+        key: the random key of the trial.
     """
     objective = Objective(model, guide, parameters)
     start = parameters.unconstrain(parameters.initial)
@@ -113,7 +113,7 @@ def choose(
         try:
             one = jit(lambda state, key, steps, estimator=estimator: run(estimator, state, key, steps))
             runs[str(i)] = one.lower(state, key, 1).compile()
-        except (ValueError, NotImplementedError):  # it is not for this guide: the first says so when the fit begins
+        except (ValueError, NotImplementedError):  # not for this guide; if it is the first, the fit itself will raise
             if i == 0:
                 return found[0]
     seconds = _seconds(runs, state, key)
@@ -122,7 +122,7 @@ def choose(
     place = max(courses.values(), key=lambda course: course.looks[-1].gain).state
     noise = _noise({name: [one(place, k, 1)[1] for k in keys] for name, one in runs.items()})
     late = _lateness(courses)
-    in_time = LATE * min(late.values())  # curves may cross, and each be later than another somewhere
+    in_time = LATE * min(late.values())  # curves may cross, so that each is later than another somewhere
     scores = {name: seconds[name] * noise[name] for name in runs if late[name] <= in_time}
     best = min(scores, key=scores.__getitem__)
     stays = "0" in scores and scores["0"] <= CLEARLY * scores[best]
@@ -130,7 +130,7 @@ def choose(
 
 
 def _seconds(runs: Mapping[str, Run], state: Any, key: jax.Array) -> dict[str, float]:
-    """Of one step in a compiled loop."""
+    """Return the seconds of one step in a compiled loop, for each candidate."""
     steps = {}
     for name, one in runs.items():
         begun = time.perf_counter()
@@ -141,7 +141,7 @@ def _seconds(runs: Mapping[str, Run], state: Any, key: jax.Array) -> dict[str, f
 
 
 class Look(NamedTuple):
-    """How much the ELBO has gained after so many seconds, and the standard error of that."""
+    """The gain in the ELBO after some seconds, and its standard error."""
 
     seconds: float
     gain: float
@@ -149,14 +149,14 @@ class Look(NamedTuple):
 
 
 class Course(NamedTuple):
-    """Where a candidate ended, and what was seen on the way; a gain of −∞ is no number."""
+    """Where a candidate ended, and the gains on the way; a gain of −∞ stands for an ELBO that is not finite."""
 
     state: Any
     looks: list[Look]
 
 
 def _course(one: Run, state: Any, key: jax.Array, step: float, budget: float, elbos: Callable[[Any], Any]) -> Course:
-    """So many seconds of a candidate, by what a step of it takes."""
+    """Run a candidate for `budget` seconds, counting `step` seconds for each of its steps."""
     each = max(1, min(10 * STEPS, round(budget / LOOKS / step)))
     start, looks = elbos(state[0]), [Look(0.0, 0.0, 0.0)]
     for look in range(LOOKS):
@@ -170,9 +170,9 @@ def _course(one: Run, state: Any, key: jax.Array, step: float, budget: float, el
 
 
 def _lateness(courses: Mapping[str, Course]) -> dict[str, float]:
-    """For each candidate its seconds to most of what it gained, relative to those of the fastest to the same ELBO.
+    """Return for each candidate its seconds to most of its gain, relative to the fastest candidate to the same ELBO.
 
-    A gain that may be noise says nothing: such a candidate is not late.
+    A gain that may be noise says nothing: a candidate with such a gain is not late.
     """
 
     def reached(course: Course, target: float) -> float:
@@ -191,7 +191,7 @@ def _lateness(courses: Mapping[str, Course]) -> dict[str, float]:
 
 
 def _noise(draws: Mapping[str, list[Any]]) -> dict[str, float]:
-    """The mean square of an average of some gradients, for each candidate."""
+    """Return the mean square of an average of `AVERAGED` gradients, for each candidate."""
     squares, variances = {}, {}
     for name, gradients in draws.items():
         each = [[g.astype(float) for g in jax.tree.leaves(gradient)] for gradient in gradients]
@@ -199,7 +199,7 @@ def _noise(draws: Mapping[str, list[Any]]) -> dict[str, float]:
         apart = [_square([g - m for g, m in zip(one, mean, strict=True)]) for one in each]
         variance = sum(apart) / (len(each) - 1)
         squares[name], variances[name] = _square(mean), variance if math.isfinite(variance) else math.inf
-    calm = min(variances, key=variances.__getitem__)  # all have the same mean: it is known best from this one
+    calm = min(variances, key=variances.__getitem__)  # all have the same mean, best known from the least noisy
     exact = max(0.0, squares[calm] - variances[calm] / DRAWS)
     return {name: exact + variance / AVERAGED for name, variance in variances.items()}
 

@@ -4,8 +4,8 @@
     line 2   the SHA-256 of all that follows
     rest     a NumPy .npz (no pickles), in which the array "json" holds the text
 
-A file is written beside its place, flushed to the disk, and then renamed: what is there is whole. What is read is
-checked first, and never changed.
+A file is written under a temporary name, flushed to the disk, and then renamed, so a file that exists is complete.
+Reading checks the file first, and never changes it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _FIRST = f"legrad {_FORMAT} ".encode()
 
 
 class FileError(ValueError):
-    """A file that is no whole file of legrad's."""
+    """A file that is not a complete legrad file."""
 
 
 def write(path: Path, kind: str, numbers: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-    """Write a file in one piece; an OSError (a full disk) leaves what was there before."""
+    """Write a file in one piece; an OSError (a full disk) leaves the previous file in place."""
     text = np.frombuffer(json.dumps(numbers).encode(), np.uint8)
     body = io.BytesIO()
     np.savez(body, allow_pickle=False, json=text, **{f"array {name}": np.asarray(a) for name, a in arrays.items()})
@@ -55,7 +55,7 @@ def write(path: Path, kind: str, numbers: Mapping[str, Any], arrays: Mapping[str
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `write` was given; a FileError says what is wrong with the file."""
+    """Return the numbers and arrays given to `write`; a FileError says what is wrong with the file."""
     content = path.read_bytes()
     first, _, rest = content.partition(b"\n")
     digest, _, body = rest.partition(b"\n")
@@ -70,27 +70,27 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if first != _FIRST + kind.encode():
         raise FileError(f"'{path}' is not a {kind} but a {first[len(_FIRST) :].decode(errors='replace')[:40]!r}")
     if hashlib.sha256(body).hexdigest().encode() != digest:
-        raise FileError(f"'{path}' is damaged: {len(body):,} bytes that do not have the checksum written with them")
+        raise FileError(f"'{path}' is damaged: its {len(body):,} bytes do not match the checksum in the file")
     with np.load(io.BytesIO(body), allow_pickle=False) as file:
         arrays = {name.removeprefix("array "): file[name] for name in file.files if name != "json"}
         return json.loads(file["json"].tobytes().decode()), arrays
 
 
 def flat(name: str, tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of a tree as named arrays, in order."""
+    """Return the leaves of a tree as named arrays, in order."""
     leaves = jax.device_get([_plain(leaf) for leaf in jax.tree.leaves(tree)])
     return {f"{name} {i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
 
 
 def unflat(name: str, like: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The inverse of `flat`, for a tree of known structure."""
+    """Invert `flat`, for a tree of known structure."""
     leaves, structure = jax.tree.flatten(like)
     found = [_restored(arrays[f"{name} {i}"], leaf) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, found)
 
 
 def _plain(leaf: Any) -> Any:
-    """A random key as its numbers."""
+    """Return a random key as its numbers, and any other leaf unchanged."""
     is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
 
@@ -102,7 +102,7 @@ def _restored(array: np.ndarray, like: Any) -> Any:
 
 
 def described(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """A tree of dicts, lists and tuples as JSON, its leaves put into `arrays`."""
+    """Describe a tree of dicts, lists and tuples as JSON, and put its leaves into `arrays`."""
     if isinstance(tree, Mapping):
         return {"dict": [[str(key), described(value, arrays)] for key, value in tree.items()]}
     if isinstance(tree, list | tuple) and not hasattr(tree, "_fields"):
@@ -114,7 +114,7 @@ def described(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def undescribed(text: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The inverse of `described`."""
+    """Invert `described`."""
     ((kind, value),) = text.items()
     if kind == "leaf":
         array = arrays[value[0]]

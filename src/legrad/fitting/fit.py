@@ -1,4 +1,6 @@
-"""`fit`: puts the parts together. Steps are in `step`, the loop in `drive`, the end in `stopping` and `ending`."""
+"""`fit`: assemble the parts of a fit. `compiled_loop` takes the steps, `host_loop` runs them, `stopping` and
+`conclusion` end them.
+"""
 
 from __future__ import annotations
 
@@ -58,28 +60,29 @@ def fit(
     Args:
         model: a NumPyro model, or `legrad.log_density(f)`.
         guide: a NumPyro guide, such as `legrad.MeanField(model)`.
-        key: the random key; the same key gives the same fit (with `seconds`, of as many steps as there was time for).
-        args: arguments of model and guide; arrays among them are data.
+        key: the random key. The same key gives the same fit; with `seconds`, the number of steps may still differ.
+        args: positional arguments of model and guide; arrays among them are data.
         kwargs: keyword arguments of model and guide.
-        data: minibatches of arrays that are too large for the device or the memory; they follow `args`.
-        estimator: any of legrad's, or any NumPyro ELBO; `LocalExpectation()` if None. "auto" compares those that
-            fit the guide in a short trial, and takes the fastest; `result.method` says which.
+        data: minibatches of arrays that are too large for the device or for memory; they are passed after `args`.
+        estimator: one of legrad's estimators, or any NumPyro ELBO; `LocalExpectation()` if None. "auto" runs a short
+            trial of the estimators that suit the guide, and takes the fastest; `result.method` names it.
         optimizer: an optax optimizer, schedules included; if None, `optax.adam(1e-2)`, or `optax.adam(5e-2)` with
-            `stop="auto"`, which makes the steps smaller by itself.
-        steps: how many, at most; if None 2,000, or 100,000 with `stop="auto"`.
-        stop: "auto" ends the fit when more steps would change nothing, and gives the average of the last iterates;
-            `legrad.AutoStop(...)` does so with other settings; None takes all steps.
-        seconds: stop after so many seconds of running (compiling is not counted); None: when the steps are done.
+            `stop="auto"`, which reduces the step size by itself.
+        steps: the maximum number of steps; if None, 2,000, or 100,000 with `stop="auto"`.
+        stop: "auto" ends the fit when more steps would change nothing, and returns the average of the last iterates;
+            `legrad.AutoStop(...)` does the same with other settings; None takes all steps.
+        seconds: the maximum running time in seconds, compilation not counted; None for no limit.
         restarts: how many starts to fit at once; the best is the result, and all are in `result.restarts`.
         init_params: parameter values to start from, constrained.
-        checkpoint: a folder that keeps the fit; the same call after a kill goes on from there, to the same result.
-        checkpoint_every: steps between two checkpoints; None: half a minute.
-        callback: called with a `Snapshot` every `callback_every` steps, one or several; True ends the fit.
-        callback_every: steps.
-        progress: show a progress bar, with a label if it is a string; if None, where the output is a terminal.
+        checkpoint: a folder for checkpoints; after a kill, the same call resumes there and ends with the same result.
+        checkpoint_every: steps between two checkpoints; if None, one is written every half minute.
+        callback: one function or several, called with a `Snapshot` every `callback_every` steps; returning True
+            ends the fit.
+        callback_every: steps between two calls of the callbacks.
+        progress: whether to show a progress bar; a string is its label; if None, only when the output is a terminal.
 
     Returns:
-        The parameters, how the fit ended, the ELBO of every step, and what to do with them.
+        The fitted parameters, how the fit ended, the ELBO of every step, and methods to sample, check and save.
 
     Example:
         >>> result = legrad.fit(model, legrad.MeanField(model), args=(X, y), key=jax.random.key(0), stop="auto")

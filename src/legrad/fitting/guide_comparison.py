@@ -1,12 +1,12 @@
-"""How far two sets of parameters are apart, in units that mean the same for every guide.
+"""Distances between two sets of parameters, in units that mean the same for every guide.
 
 For an element x of a latent, with q_a and q_b the guide at the two sets,
 
     distance = sqrt( 2 KL(q_b(x | pa) ‖ q_a(x | pa)) ),    the mean of KL over draws of the parents
 
-For a Normal it is the shift of the mean in standard deviations, for a Bernoulli the change of its probability in
-standard deviations; a logit that drifts to infinity goes nowhere. The gain is the difference of the two ELBOs, with
-the same noise and minibatches in both. And whether the quadrature of the gradient was accurate where the fit ended.
+For a Normal the distance is the shift of the mean in standard deviations, for a Bernoulli the shift of its mean in
+standard deviations; a logit that drifts to infinity covers no distance. The gain is the difference of the two ELBOs,
+with the same noise and minibatches in both. The module also checks the quadrature of the gradient where a fit ended.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _QUADRATURE_DRAWS = 4
 
 
 class GuideComparison:
-    """Compares parameters of one fit, compiled once.
+    """A comparison of two sets of parameters of one fit, compiled once.
 
     Args:
-        program: the fit's.
+        program: the compiled steps of the fit.
     """
 
     def __init__(self, program: CompiledLoop) -> None:
@@ -43,29 +43,29 @@ class GuideComparison:
         self._distances, self._elbos = jax.jit(self._all_distances), jax.jit(self._all_elbos)
 
     def distance(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> float:
-        """Between the guides at two sets of unconstrained parameters: what 95% of a site's elements keep under."""
+        """Return the largest of the `distances` between the guides at two sets of unconstrained parameters."""
         return max(self.distances(a, b, key, loaded).values(), default=0.0)
 
     def distances(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> dict[str, float]:
-        """The same for each site."""
+        """Return for each site the distance that 95% of its elements do not exceed."""
         return {name: float(d[0]) for name, d in jax.device_get(self._distances(a, b, key, loaded)).items()}
 
     def spread(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> float:
-        """The root mean square over the elements of a site, of the site where it is largest."""
+        """Return the root mean square distance over the elements of a site, for the site where it is largest."""
         return max((float(d[1]) for d in jax.device_get(self._distances(a, b, key, loaded)).values()), default=0.0)
 
     def gain(self, a: Any, b: Any, key: jax.Array, loaded: Loaded, number: int = _GAIN_DRAWS) -> tuple[float, float]:
-        """ELBO at b minus ELBO at a, and its standard error."""
+        """Return the ELBO at b minus the ELBO at a, and the standard error of the difference."""
         keys = jax.random.split(key, number)
         differences = self._elbos(b, keys, loaded) - self._elbos(a, keys, loaded)
         return float(jnp.mean(differences)), float(jnp.std(differences, ddof=1) / number**0.5)
 
     def elbo(self, a: Any, key: jax.Array, loaded: Loaded, number: int = _GAIN_DRAWS) -> float:
-        """The ELBO at unconstrained parameters; the same key gives the same noise."""
+        """Estimate the ELBO at unconstrained parameters; the same key gives the same noise."""
         return float(jnp.mean(self._elbos(a, jax.random.split(key, number), loaded)))
 
     def quadrature(self, a: Any, key: jax.Array, loaded: Loaded) -> str:
-        """A sentence where more quadrature nodes would change the gradient at these parameters, or nothing."""
+        """Return a sentence if more quadrature nodes would change the gradient at these parameters; else nothing."""
         estimator = self.program.estimator
         if not isinstance(estimator, LocalExpectation):
             return ""

@@ -1,7 +1,7 @@
-"""The loop around the compiled steps: it looks at the clock, asks whether to stop, calls back, keeps checkpoints.
+"""The loop around the compiled steps: it watches the clock, decides when to stop, calls back and writes checkpoints.
 
-Whatever happens here happens between two steps. What decides the result happens at steps that the clock does not
-choose, so that a fit that was killed ends like one that was not.
+Everything here happens between two steps. Decisions that affect the result are made at steps that do not depend on
+the clock, so that a fit that was killed and resumed ends like one that was not.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.data import DataError
 from legrad.fitting.stopping import Stopping
 
-_CHUNK_SECONDS = 0.5  # how long compiled code runs between two looks at the clock
-_CHUNK_STEPS, _LONGEST = 16, 4.0  # so many steps may take longer: each call allocates a large state anew
+_CHUNK_SECONDS = 0.5  # how long compiled code runs before the loop looks at the clock again
+_CHUNK_STEPS, _LONGEST = 16, 4.0  # a chunk of this many steps may take this long: each call allocates the state anew
 _CHECKPOINT_SECONDS = 30.0
 _RECENT = 1000
 INTERRUPTED = "it was interrupted"
@@ -34,18 +34,18 @@ LOST = "the checkpoint could not be written"
 
 @dataclass
 class HostLoop:
-    """One fit's loop.
+    """The loop of one fit.
 
     Attributes:
-        program: its steps.
-        steps: how many there may be.
-        seconds: of running, at most.
-        stoppings: one for each start, or none.
-        checkpoint: where the fit is kept, if it is.
-        checkpoint_every: steps; None: every half minute.
-        callbacks: what is called.
-        callback_every: steps.
-        progress: whether to show a bar, and its label.
+        program: the compiled steps.
+        steps: the maximum number of steps.
+        seconds: the maximum running time.
+        stoppings: one stopping rule for each start, or none.
+        checkpoint: the checkpoint of the fit, if there is one.
+        checkpoint_every: steps between two checkpoints; if None, one is written every half minute.
+        callbacks: the functions to call with a snapshot.
+        callback_every: steps between two calls.
+        progress: whether to show a progress bar; a string is its label.
     """
 
     program: CompiledLoop
@@ -59,7 +59,7 @@ class HostLoop:
     progress: bool | str | None
 
     def run(self, now: Progress) -> tuple[Progress, str]:
-        """Go on from here; where the fit ended, and what ended it if it was not the fit itself."""
+        """Continue from `now`; return where the fit ended, and what ended it if not the fit itself."""
         self._ran, self._chunk, self._first = 0.0, 1, True
         self._saved = now.at
         self._called = now.at - now.at % self.callback_every
@@ -78,7 +78,7 @@ class HostLoop:
                 ended = INTERRUPTED
             except DataError as error:
                 ended = f"the data could not be read ({error})"
-            except BaseException:  # of a callback: keep what there is
+            except BaseException:  # a callback raised: keep the progress so far
                 if self.checkpoint is not None and now.at != self._saved:
                     self._save(now)
                 raise
@@ -89,7 +89,7 @@ class HostLoop:
     # --- the parts of a round ------------------------------------------------------------------------------------
 
     def _look(self, now: Progress) -> Progress:
-        """Let each start be judged whose time has come."""
+        """Apply the stopping rule of each start that is due at this step."""
         limits, state = now.limits.copy(), now.state
         before = [stopping.watch for stopping in self.stoppings]
         try:
@@ -109,7 +109,7 @@ class HostLoop:
         return Progress(state, now.at, limits, now.failures, watches, now.clock)
 
     def _tell(self, now: Progress, bar: Any) -> str:
-        """Bar, callbacks, checkpoint; why the fit should end, if one of them says so."""
+        """Update the bar, call the callbacks, write a checkpoint; return the reason if one of them ends the fit."""
         if not bar.disable:
             self._show(now, bar)
         ended = ""
@@ -140,7 +140,7 @@ class HostLoop:
         limits = now.limits.copy()
         for start, step in failed.items():
             limits[start] = step
-        if not self._first:  # the first chunk's time is that of compiling
+        if not self._first:  # the time of the first chunk is mostly compilation
             self._ran += took
         self._chunk = _next_chunk(self._chunk, took / (target - at), self._first, self.seconds - self._ran)
         self._first = False
@@ -149,7 +149,7 @@ class HostLoop:
         return Progress(state, done, limits, now.failures | failed, now.watches, clock)
 
     def _appointments(self, at: int, limits: np.ndarray) -> list[float]:
-        """Steps at which someone wants to be asked."""
+        """Return the next steps at which a stopping rule, a callback or a checkpoint is due."""
         found = [s.next_look for i, s in enumerate(self.stoppings) if limits[i] > at]
         for every in (self.callback_every if self.callbacks else None, self.checkpoint_every):
             if every:
@@ -164,7 +164,7 @@ class HostLoop:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             why = "the disk is full" if full else str(error)
             whole = self.checkpoint.path.exists()
-            before = f"the one of step {self._saved} is whole" if whole else "there is none yet"
+            before = f"the one of step {self._saved} is whole" if whole else "there is no earlier one"
             folder = self.checkpoint.path.parent
             return f"{LOST} to '{folder}' ({why}); {before}. Make room and run the same call again"
         self._saved, self._saved_at = now.at, time.perf_counter()
@@ -208,7 +208,7 @@ class HostLoop:
         )
 
     def _best(self, now: Progress, width: int) -> tuple[int, float]:
-        """The start with the best ELBO over its last steps, and that."""
+        """Return the start with the best mean ELBO over its last steps, and that mean."""
         recent = []
         for i, limit in enumerate(now.limits):
             done = min(now.at, int(limit))
@@ -220,7 +220,7 @@ class HostLoop:
 
 
 def _next_chunk(chunk: int, each: float, first: bool, left: float) -> int:
-    """Return how many steps come next: half a second's, a few at least, and no more than there is time for."""
+    """Return the number of steps of the next chunk: half a second's, at least a few, at most what time allows."""
     if first:
         return 2 if math.isinf(left) else 1  # how long a step takes is not known yet
     each = max(each, 1e-9)

@@ -2,9 +2,9 @@
 
     block k:  mean and sum of squared deviations of the iterates of `length` steps
 
-A phase of a fit fills up to `NUMBER` blocks; then pairs are merged and a block is twice as long. Two halves of the
-blocks make the two chains of R-hat = sqrt(((n - 1) / n · W + B / n) / W), with W the mean of the two variances
-and B / n the variance of the two means.
+A phase of a fit fills up to `NUMBER` blocks; then pairs of blocks are merged into blocks of twice the length. Two
+halves of the blocks are the two chains of R-hat = sqrt(((n - 1) / n · W + B / n) / W), with W the mean of the two
+variances and B / n the variance of the two means.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 NUMBER = 16
-_SHARE = 0.95  # of the elements of an array that must be within a bound; of 20 or fewer, all
+_SHARE = 0.95  # share of an array's elements that must be within a bound; with 20 elements or fewer, all
 
 
 class Blocks(NamedTuple):
-    """Moments of the iterates, a block a row."""
+    """Moments of the iterates, one row per block."""
 
     mean: Any
     squares: Any
@@ -30,12 +30,12 @@ class Blocks(NamedTuple):
 
     @classmethod
     def empty(cls, iterate: Any, length: int) -> Blocks:
-        """No iterate seen yet."""
+        """Return blocks without any iterates."""
         zeros = jax.tree.map(lambda x: jnp.zeros((NUMBER, *jnp.shape(x)), jnp.result_type(x)), iterate)
         return cls(zeros, zeros, jnp.asarray(0, jnp.int32), jnp.asarray(length, jnp.int32))
 
     def add(self, iterate: Any) -> Blocks:
-        """Put one more iterate in (compiled; the caller merges before the blocks are full)."""
+        """Add one iterate (compiled; the caller merges before the blocks are full)."""
         block, inside = self.seen // self.length, self.seen % self.length
 
         def update(x: jax.Array, mean: jax.Array, squares: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -55,7 +55,7 @@ class Blocks(NamedTuple):
 
 @jax.jit
 def merged(blocks: Blocks) -> Blocks:
-    """Pairs of blocks as one, of twice the length; the second half is free again."""
+    """Merge pairs of blocks into blocks of twice the length; the second half of the rows is free again."""
 
     def mean(m: jax.Array) -> jax.Array:
         pairs = 0.5 * (m[0::2] + m[1::2])
@@ -75,13 +75,13 @@ def merged(blocks: Blocks) -> Blocks:
 
 @jax.jit
 def average(blocks: Blocks, which: jax.Array) -> Any:
-    """The mean iterate of the chosen blocks (a mask over them)."""
+    """Return the mean iterate of the blocks chosen by a mask."""
     return jax.tree.map(lambda m: _mean(m, which), blocks.mean)
 
 
 @jax.jit
 def monte_carlo_error(blocks: Blocks, which: jax.Array) -> Any:
-    """The standard error of `average`, from the spread of the block means."""
+    """Return the standard error of `average`, from the spread of the block means."""
     number = jnp.sum(which)
 
     def error(m: jax.Array) -> jax.Array:
@@ -93,7 +93,7 @@ def monte_carlo_error(blocks: Blocks, which: jax.Array) -> Any:
 
 @jax.jit
 def split_rhat(blocks: Blocks, first: jax.Array, second: jax.Array) -> dict[str, jax.Array]:
-    """R-hat of two groups of as many blocks, for each parameter the value that 95% of its elements keep under."""
+    """Return R-hat of two groups of equally many blocks: per parameter, what 95% of its elements do not exceed."""
     n = jnp.sum(first) * blocks.length
 
     def one(m: jax.Array, s: jax.Array) -> jax.Array:
@@ -105,7 +105,7 @@ def split_rhat(blocks: Blocks, first: jax.Array, second: jax.Array) -> dict[str,
         within = 0.5 * (variances[0] + variances[1])
         between = 0.5 * (means[0] - means[1]) ** 2
         ratio = (n - 1) / n + between / jnp.where(within > 0, within, 1.0)
-        still = (within == 0) & (between == 0)  # it does not move at all
+        still = (within == 0) & (between == 0)  # the element does not move at all
         return jnp.where(still, 1.0, jnp.where(within > 0, jnp.sqrt(ratio), jnp.inf))
 
     def worst(mean: Any, squares: Any) -> jax.Array:
@@ -116,14 +116,14 @@ def split_rhat(blocks: Blocks, first: jax.Array, second: jax.Array) -> dict[str,
 
 
 def most(values: jax.Array) -> jax.Array:
-    """What 95% of the values keep under: of 20 or fewer, the largest."""
+    """Return the bound that 95% of the values do not exceed: of 20 or fewer, the largest."""
     values = jnp.ravel(values)
     keep = math.ceil(_SHARE * values.size) if values.size > 20 else values.size
     return jnp.sort(values)[keep - 1] if values.size else jnp.zeros(())
 
 
 def mask(blocks: range) -> np.ndarray:
-    """Blocks as a mask over all of them."""
+    """Return a range of blocks as a mask over all blocks."""
     return np.isin(np.arange(NUMBER), blocks)
 
 

@@ -1,4 +1,4 @@
-"""A fit on one page: the bound, the noise of the gradient, the step size, and where and why it stopped."""
+"""A fit on one page: the ELBO, the noise of the gradient, the step size, and where and why the fit stopped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _BLUE, _RED, _GREEN, _GREY, _INK = "#2471a3", "#c0392b", "#1e8449", "#7f8c8d", "
 
 
 def plot_fit(result: FitResult, path: Any = None) -> Any:
-    """The ELBO with its running mean, the gradient's variance and the step size, by step.
+    """Plot the ELBO with its running mean, the gradient's variance and the step size against the step.
 
     Args:
-        result: what `legrad.fit` gave.
-        path: where to write the picture; if None, only the figure is returned.
+        result: a result of `legrad.fit`.
+        path: the file to write the picture to; if None, the figure is only returned.
     """
     try:
         from matplotlib.figure import Figure
@@ -76,8 +76,8 @@ def _bound(axes: Any, result: FitResult) -> None:
         axes.plot([], [], color=_GREY, alpha=0.6, label="other starts")
     finite = elbo[np.isfinite(elbo)]
     if len(finite) > 10:
-        # The first steps are often far below: let the picture show where the fit ends up.
-        # Single draws that are far off are left out, too.
+        # The first steps are often far below: the picture should show where the fit ends.
+        # Single draws that are far off are cut, too.
         tail = finite[len(finite) // 2 :]
         high = finite.max()
         low = min(np.percentile(finite, 10), np.percentile(tail, 1), _running(tail, min(window, len(tail)))[1].min())
@@ -116,7 +116,7 @@ def _step_size(axes: Any, result: FitResult) -> None:
 
 
 def _phases(axes: Any, result: FitResult) -> None:
-    """Lines where the step size changed, the averaged iterates in green, and a line where the fit ended."""
+    """Mark where the step size changed, the averaged iterates in green, and where the fit ended."""
     for phase in result.phases[1:]:
         axes.axvline(phase.start, color=_GREY, linewidth=0.8, linestyle=(0, (2, 3)))
     if result.converged and result.phases:
@@ -128,7 +128,7 @@ def _phases(axes: Any, result: FitResult) -> None:
 
 
 def _running(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of the last `window` values at each step, of those that are finite."""
+    """Return the mean of the finite values among the last `window` values at each step."""
     finite = np.isfinite(values)
     sums, counts = (np.cumsum(np.concatenate([[0.0], x])) for x in (np.where(finite, values, 0.0), finite))
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""How much the gradient of a fit would change with many more quadrature nodes."""
+"""The change in the gradient of a fit with many more quadrature nodes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 def quadrature_error(result: FitResult, key: jax.Array | None = None, draws: int = 16) -> dict[str, Any]:
-    """The change of the gradient with many more nodes at the fitted parameters, with the same pivots.
+    """Return the change in the gradient with many more nodes at the fitted parameters, with the same pivots.
 
     Args:
-        result: what `legrad.fit` gave, with `LocalExpectation` as its estimator.
+        result: a result of `legrad.fit` with `LocalExpectation` as its estimator.
         key: the random key of the pivots.
-        draws: pivots, over which the change is averaged.
+        draws: the number of pivots over which the change is averaged.
 
     Returns:
         For each parameter the largest change over its components, in the unit of the gradient (in unconstrained
-        space), and under "relative" the largest change relative to the sum of what the single nodes contribute to
+        space), and under "relative" the largest change relative to the sum of the single nodes' contributions to
         that component, which does not vanish at an optimum. All are zero where nothing is integrated by quadrature.
 
     Example:
@@ -43,7 +43,7 @@ def quadrature_error(result: FitResult, key: jax.Array | None = None, draws: int
 
 
 def quadrature_concern(result: FitResult, key: jax.Array, draws: int = 16) -> str:
-    """A sentence where the quadrature of a fit is off by more than 2%; else nothing."""
+    """Return a sentence if the quadrature of a fit is off by more than 2%; else nothing."""
     if not isinstance(result.estimator, LocalExpectation):
         return result.quadrature
     return concern(result.estimator, _found(result, key, draws))

@@ -1,4 +1,4 @@
-"""What a fit gives back."""
+"""The result of a fit: its parameters, its history, and what can be computed from them."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class FitResult:
         status: a sentence that says how the fit ended, and what to try next.
         elbo: the ELBO estimate of every step.
         steps: how many steps were taken.
-        seconds: how long they took, compiling included.
-        gradient_variance: of every step, an estimate of the variance of a component of the gradient: half the mean
-            squared difference from the gradient before.
-        phases: of `stop="auto"`: step sizes, where they began and ended, and what was seen.
+        seconds: how long the fit took, compilation included.
+        gradient_variance: for every step, an estimate of the variance of a component of the gradient: half the mean
+            squared difference from the previous gradient.
+        phases: with `stop="auto"`, one entry per step size: where it began and ended, and what was measured.
         error: the Monte Carlo error of the averaged parameters, in the unconstrained space; None if not averaged.
-        restarts: with `restarts`, the results of all starts; this one is the best of them.
-        elsewhere: of `restarts`, those that ended at another guide whose ELBO is not much worse.
-        quadrature: what more quadrature nodes would change, if that is more than 2% of the gradient: a sentence.
+        restarts: with `restarts` > 1, the results of all starts; this result is the best of them.
+        elsewhere: indices into `restarts` of the starts that ended at another guide whose ELBO is not much worse.
+        quadrature: a sentence on what more quadrature nodes would change, if that is more than 2% of the gradient.
         clock: rows of (steps done, seconds of running so far), one after each chunk of compiled steps; the first
-            step's seconds are mostly those of compiling.
-        problem: model, guide, parameters and data, for what is computed from the fit.
-        estimator: what gave the gradients.
-        optimizer_state: what the optimizer carries, after the last step.
+            step's seconds are mostly compilation.
+        problem: model, guide, parameters and data, from which the methods compute.
+        estimator: the estimator that gave the gradients.
+        optimizer_state: the state of the optimizer after the last step.
     """
 
     params: dict[str, Any]
@@ -76,7 +76,7 @@ class FitResult:
 
     @cached_property
     def method(self) -> str:
-        """The estimator's name, and which latents it treats otherwise than its settings say, and why."""
+        """The estimator's name, and which latents it treats differently from its settings, and why."""
         if not isinstance(self.estimator, LocalExpectation):
             return self.estimator_name
         estimator, problem = self.estimator, self.problem
@@ -96,12 +96,12 @@ class FitResult:
         return self.estimator if isinstance(self.estimator, str) else type(self.estimator).__name__
 
     def on(self, *args: Any, model: Callable[..., Any] | None = None, **kwargs: Any) -> FitResult:
-        """The same fit with other arguments of model and guide: held-out data, or all rows of a fit on minibatches.
+        """Return the same fit with other arguments: held-out data, or all rows of a fit on minibatches.
 
         Args:
-            args: arguments.
-            model: in the place of the model, such as one without subsampling.
-            kwargs: keyword arguments.
+            args: the new positional arguments of model and guide.
+            model: a model to use instead of the fitted one, such as one without subsampling.
+            kwargs: the new keyword arguments of model and guide.
         """
         params = jax.tree.map(jnp.asarray, self.params)  # without the rows of the last minibatch
         other = replace(self.problem, params=params, args=args, kwargs=kwargs, model=model or self.problem.model)
@@ -111,7 +111,7 @@ class FitResult:
 
     @one_at_a_time
     def sample(self, key: jax.Array, num_samples: int = 1000) -> dict[str, jax.Array]:
-        """Draws from the fitted guide: for each latent an array with a leading axis of draws."""
+        """Draw from the fitted guide; returns for each latent an array with a leading axis of draws."""
         problem = self.problem
         guide = problem.guide.whole if isinstance(problem.guide, WholePlates) else problem.guide
         params = jax.tree.map(jnp.asarray, self.params)  # a guide may look them up with a traced index
@@ -128,15 +128,15 @@ class FitResult:
         }
 
     def khat(self, key: jax.Array, num_samples: int = 16_000) -> float:
-        """PSIS k-hat of the guide as a proposal for the posterior; above 0.7 it warns. Needs ArviZ."""
+        """Return the PSIS k-hat of the guide as a proposal for the posterior; warn if above 0.7. Needs ArviZ."""
         return khat(self.problem, key, num_samples)
 
     def elbo_estimate(self, key: jax.Array, n: int = 1000) -> ElboEstimate:
-        """The ELBO with its standard error, and the importance-weighted bound, from `n` draws."""
+        """Estimate the ELBO with its standard error, and the importance-weighted bound, from `n` draws."""
         return elbo_estimate(self.problem, key, n)
 
     def diagnose(self, key: jax.Array, n: int = 16_000) -> Diagnosis:
-        """All that is known against this fit: convergence, other modes, quadrature, k-hat, and reweighted moments."""
+        """Check the fit for every known problem: convergence, other modes, quadrature, k-hat, reweighted moments."""
         found = diagnose(self.problem, key, n)
         against = [] if self.converged else [f"the fit has not converged: {self.status}"]
         if self.elsewhere:
@@ -148,21 +148,21 @@ class FitResult:
     def _other_modes(self) -> str:
         return (
             f"{len(self.elsewhere)} of {len(self.restarts)} starts ended at another guide with an ELBO that is not "
-            "much worse: the posterior has several modes (or labels to exchange), of which the guide covers one, or "
-            "they need more steps"
+            "much worse: the posterior has several modes (or exchangeable labels), of which the guide covers one, or "
+            "these starts need more steps"
         )
 
     def to_arviz(self, key: jax.Array, num_samples: int = 1000, **names: Any) -> Any:
-        """Posterior, predictive and log-likelihood for ArviZ; `coords` and `dims` as there."""
+        """Return posterior, predictive and log-likelihood for ArviZ; `coords` and `dims` are those of ArviZ."""
         whole = self.on(*self.problem.args, **self.problem.kwargs)  # all members of plates, not the last minibatch's
         return to_arviz(whole.problem, key, num_samples, **names)
 
     def plot(self, path: Any = None) -> Any:
-        """The fit on one page; written to `path` if one is given. Needs matplotlib."""
+        """Plot the fit on one page, and write it to `path` if one is given. Needs matplotlib."""
         return plot_fit(self, path)
 
     def save(self, path: Any) -> None:
-        """Write it to a file of arrays and JSON; `legrad.load` reads it. Model, guide and data are not in it."""
+        """Save the result as a file of arrays and JSON, for `legrad.load`. Model, guide and data are not saved."""
         arrays: dict[str, np.ndarray] = {}
         numbers = self._described(arrays)
         numbers["restarts"] = [restart._described(arrays) for restart in self.restarts]
@@ -188,18 +188,18 @@ def load(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> FitResult:
-    """Read what `result.save` wrote.
+    """Load a result that `result.save` wrote.
 
     Args:
-        path: of the file.
-        model: the model of the fit, for all that is computed with it; a file holds no code.
-        guide: its guide.
-        args: arguments of model and guide.
+        path: the path of the file.
+        model: the model of the fit, for the methods that run it; a file holds no code.
+        guide: the guide of the fit.
+        args: positional arguments of model and guide.
         kwargs: keyword arguments of model and guide.
 
     Raises:
-        ValueError: where the parameters of model and guide are not those of the file; without the arguments of the
-            fit that shows at `result.on(...)`.
+        ValueError: if the parameters of model and guide are not those of the file. Without the arguments of the
+            fit, this is checked at `result.on(...)`.
 
     Example:
         >>> result.save("fit.legrad")
@@ -232,7 +232,7 @@ def load(
 
 
 def _can_run(problem: Problem) -> bool:
-    """Whether there is a guide, and the arguments of guide and model."""
+    """Whether there is a guide, and the arguments are those of guide and model."""
     if _is_missing(problem.guide):
         return False
     try:
@@ -255,7 +255,7 @@ def _is_missing(program: Any) -> bool:
 def _missing(what: str, path: Any) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise ValueError(
-            f"this result was loaded without its {what}, which a file does not hold: "
+            f"this result was loaded without its {what}, which is not saved in the file: "
             f"legrad.load({str(path)!r}, model, guide, args=...)"
         )
 

@@ -1,8 +1,8 @@
-"""Several starts of one fit: the first as model and guide say, the others elsewhere.
+"""Several starts of one fit: the first where model and guide initialize it, the others elsewhere.
 
 Parameters whose initial values depend on the random key (a network's weights) are drawn anew, and so are locations
-for which the guide has a method `elsewhere` (MeanField draws them from the prior). The others are moved by up to 2 in
-the unconstrained space, as Stan starts its chains.
+for which the guide has a method `elsewhere` (MeanField draws them from the prior). All other parameters are moved by
+up to 2 in the unconstrained space, as Stan starts its chains.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _RADIUS = 2.0
 
 
 def scattered(first: dict[str, Any], own: dict[str, Any], key: jax.Array) -> dict[str, Any]:
-    """Another start.
+    """Return the unconstrained parameters of another start.
 
     Args:
         first: the unconstrained parameters of the first start.
-        own: as model and guide initialize them with this start's key.
-        key: for what does not depend on a key.
+        own: the unconstrained parameters as model and guide initialize them with this start's key.
+        key: the random key that moves the parameters whose initial values do not depend on a key.
     """
     leaves, structure = jax.tree.flatten(own)
     moved = []

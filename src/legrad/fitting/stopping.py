@@ -1,18 +1,18 @@
-"""When a fit is done: phases of smaller and smaller steps, until a smaller step would change nothing.
+"""Deciding when a fit is done: phases of smaller and smaller steps, until a smaller step would change nothing.
 
-After RAABBVI (Welandawe et al., "A framework for improving the reliability of black-box variational inference"). In a
-phase the step size stays. It ends when the iterates are stationary: split R-hat of the parameters, or what R-hat sees
-means nothing to the guide. Their average is the phase's answer, and the start of the next phase,
-whose steps are `shrink` times as large. The fit is done when
+After RAABBVI (Welandawe et al., "A framework for improving the reliability of black-box variational inference"). The
+step size is constant within a phase. A phase ends when its iterates are stationary: the split R-hat of the parameters
+is low, or the drift that raises R-hat means nothing to the guide. The average of the iterates is the phase's answer
+and the start of the next phase, whose steps are `shrink` times as large. The fit is done when
 
-    the guide would move less than the tolerance in all phases to come, if it moves like `shrink` (the average is off
-    by a multiple of the step size, so each phase moves it by `shrink` times what the phase before did),
+    the guide would move less than the tolerance in all later phases together, if each moves the guide by `shrink`
+    times as much as the phase before (the error of the average is proportional to the step size),
     the Monte Carlo error of the average is within the tolerance (averages of halves of the blocks agree), and
     the ELBO gained less than half a percent of what was gained since the start.
 
 Distances are those of `guide_comparison`, in standard deviations of q: nothing depends on how the guide is
-parameterized, or on the noise of the ELBO. All of it happens at steps that do not depend on the clock, so that a fit
-can be repeated.
+parameterized, or on the noise of the ELBO. All decisions are made at steps that do not depend on the clock, so that a
+fit can be repeated.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from legrad.fitting.data import Loaded
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.iterates import NUMBER, Blocks
 
-_LOOKS = (4, 6, 8, 10, 12, 14, 16)  # filled blocks at which the iterates are looked at
-_FIRST = _LOOKS.index(8)  # the first phase, which may begin far away, is not looked at before that
-_DIRECT, _NEAR = 0.7, 5.0  # no drift: less far than this part of the way, and this many tolerances
-_MERGED = _LOOKS.index(NUMBER // 2) + 1  # after the last look pairs of blocks are merged
+_LOOKS = (4, 6, 8, 10, 12, 14, 16)  # numbers of filled blocks at which the iterates are examined
+_FIRST = _LOOKS.index(8)  # the first phase may begin far away, and is not examined earlier
+_DIRECT, _NEAR = 0.7, 5.0  # no drift: less far than this fraction of the path, and than this many tolerances
+_MERGED = _LOOKS.index(NUMBER // 2) + 1  # after the last look, pairs of blocks are merged
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class AutoStop:
     """Settings of `stop="auto"`.
 
     Args:
-        tolerance: how far the guide may be from where the fit is going, in its standard deviations.
-        rhat: up to which split R-hat the iterates count as stationary.
-        shrink: step size of a phase relative to the phase before.
-        gain: share of the ELBO's gain since the start that a phase must bring to be worth more steps.
-        block: steps of the first blocks of iterates; the first look is after eight of them.
+        tolerance: how far the guide may be from the limit of the fit, in standard deviations of the guide.
+        rhat: the largest split R-hat at which the iterates count as stationary.
+        shrink: the step size of a phase relative to that of the phase before.
+        gain: the share of the ELBO's gain since the start that a phase must bring to make another phase worthwhile.
+        block: steps per block of iterates at first; the first check comes after eight blocks.
     """
 
     tolerance: float = 0.02
@@ -73,16 +73,16 @@ class Phase:
     """A phase of one step size.
 
     Attributes:
-        rate: what the optimizer's updates were multiplied with.
-        start: its first step.
-        stop: the step after its last one; -1 while it lasts.
+        rate: the factor that multiplied the optimizer's updates.
+        start: the first step of the phase.
+        stop: the step after the last one of the phase; -1 while the phase lasts.
         averaged: the first step of the iterates that were averaged.
-        rhat: split R-hat at the last look, the worst parameter's.
-        flat: whether it was high and meant nothing to the guide.
-        error: Monte Carlo error of the average, in standard deviations of q.
-        moved: distance to the average of the phase before.
-        gained: by which the ELBO is above that of the phase before.
-        worse: whether it ended so much below it that the next phase began where this one had.
+        rhat: the split R-hat of the worst parameter at the last check.
+        flat: whether R-hat was high, but from a drift that means nothing to the guide.
+        error: the Monte Carlo error of the average, in standard deviations of q.
+        moved: the distance to the average of the phase before.
+        gained: the ELBO of this phase minus that of the phase before.
+        worse: whether this phase ended so far below the one before that the next phase began where this one had.
     """
 
     rate: float
@@ -114,7 +114,7 @@ class Watch:
         return self.phases[-1].stop >= 0
 
     def to_json(self) -> dict[str, Any]:
-        """The plain numbers."""
+        """Return the plain numbers."""
         return {
             "phases": [asdict(phase) for phase in self.phases],
             "length": self.length,
@@ -124,7 +124,7 @@ class Watch:
 
     @classmethod
     def from_json(cls, numbers: dict[str, Any], trees: dict[str, Any]) -> Watch:
-        """The inverse of `to_json`."""
+        """Invert `to_json`."""
         phases = [Phase(**phase) for phase in numbers["phases"]]
         return cls(phases, numbers["length"], numbers["look"], **trees)
 
@@ -133,10 +133,10 @@ _TREES = ("previous", "average", "error")
 
 
 def answer(watch: Watch, state: State) -> tuple[Any, int | None]:
-    """The parameters to give back, and the first step of their average; None if they are the last iterate.
+    """Return the parameters of the result and the first step of their average; None for the last iterate.
 
-    A fit that has converged, or whose last phase is stationary, has an average. A later phase that is not began at
-    the average of one that was: what it has of iterates is averaged too.
+    A fit that has converged, or whose last phase is stationary, has an average. A later phase that is not stationary
+    began at the average of one that was: the iterates that such a phase has so far are averaged, too.
     """
     phase, blocks = watch.phases[-1], state.blocks
     assert blocks is not None
@@ -154,14 +154,14 @@ def answer(watch: Watch, state: State) -> tuple[Any, int | None]:
 
 @dataclass
 class Stopping:
-    """Looks at the iterates of one start, and says when it is done.
+    """The stopping rule of one start: it examines the iterates, and decides when the start is done.
 
     Attributes:
-        settings: the user's.
-        comparison: compares parameters.
-        key: for the draws of the comparison.
+        settings: the settings that the user gave.
+        comparison: compares parameters of the fit.
+        key: the random key of the comparison's draws.
         start: the parameters at the beginning, unconstrained.
-        watch: what is remembered.
+        watch: what the rule remembers between two checks.
     """
 
     settings: AutoStop
@@ -180,12 +180,12 @@ class Stopping:
 
     @property
     def next_look(self) -> float:
-        """The step at which `look` wants to be called."""
+        """The step at which `look` must be called next."""
         watch = self.watch
         return math.inf if self.done else watch.phases[-1].start + _LOOKS[watch.look] * watch.length
 
     def look(self, step: int, state: State, loaded: Loaded) -> State:
-        """Judge the iterates; the state to go on with."""
+        """Judge the iterates, and return the state to continue with."""
         watch = self.watch = replace(self.watch, phases=[replace(phase) for phase in self.watch.phases])
         blocks = state.blocks
         assert blocks is not None
@@ -224,11 +224,11 @@ class Stopping:
         return window if phase.flat else None
 
     def _leads_nowhere(self, state: State, window: range, key: jax.Array, loaded: Loaded) -> bool:
-        """Whether what R-hat sees in the parameters means nothing to the guide, now and later.
+        """Whether the drift that R-hat sees in the parameters means nothing to the guide, now and later.
 
-        Judged by the averages of four parts of the window. Either no site drifts: from the first to the last is less
-        far than going there by the other two (of one direction: as far). Or the drift slows down: with parts a
-        distance r^k d apart, for k = 0, 1, ..., what is left is a geometric sum.
+        Judged by the averages of four parts of the window. Either no site drifts: the distance from the first average
+        to the last is less than the path through the other two (on a straight path the two are equal). Or the drift
+        slows down: if successive averages are r^k d apart, for k = 0, 1, ..., the distance left is a geometric sum.
         """
         blocks, comparison, tolerance = state.blocks, self.comparison, self.settings.tolerance
         assert blocks is not None
@@ -238,7 +238,7 @@ class Stopping:
             return iterates.average(blocks, iterates.mask(range(edges[first], edges[last])))
 
         gained, unsure = comparison.gain(part(0, 2), part(2, 4), key, loaded)
-        if gained - 2.0 * unsure > tolerance:  # nats: they also see the model's parameters, which no factor has
+        if gained - 2.0 * unsure > tolerance:  # nats also see the model's parameters, which are in no factor of q
             return False
         parts = [part(k, k + 1) for k in range(4)]
         ways = [comparison.distances(one, other, key, loaded) for one, other in pairwise(parts)]
@@ -253,7 +253,7 @@ class Stopping:
         return last * ratio / (1.0 - ratio) <= tolerance
 
     def _settle(self, step: int, state: State, window: range, key: jax.Array, loaded: Loaded) -> tuple[State, Blocks]:
-        """A stationary phase: take its average, and go on to smaller steps, or end, or stay for a better average."""
+        """End a stationary phase: average it, then go on to smaller steps, or stop, or stay for a better average."""
         watch, settings, blocks = self.watch, self.settings, state.blocks
         assert blocks is not None
         phase, comparison = watch.phases[-1], self.comparison
@@ -261,7 +261,7 @@ class Stopping:
         pairs = (window[0::2], window[1::2]), (window[:half], window[half:])
         watch.average = iterates.average(blocks, iterates.mask(window))
         watch.error = iterates.monte_carlo_error(blocks, iterates.mask(window))
-        # Averages of half the blocks are twice the error of the whole average apart: odd against even blocks, where
+        # Averages of half the blocks differ by twice the error of the whole average: odd against even blocks, where
         # slow wandering cancels, and early against late ones, where it shows.
         averages = [[iterates.average(blocks, iterates.mask(part)) for part in pair] for pair in pairs]
         phase.error = 0.5 * max(comparison.spread(one, other, key, loaded) for one, other in averages)
@@ -273,7 +273,7 @@ class Stopping:
         moved = math.sqrt(max(0.0, phase.moved**2 - noise**2)) if math.isfinite(phase.moved) else math.inf
         phase.gained, unsure = comparison.gain(watch.previous, watch.average, key, loaded)
         since_start, _ = comparison.gain(self.start, watch.average, key, loaded)
-        left = moved * settings.shrink / (1.0 - settings.shrink)  # were the steps made smaller again and again
+        left = moved * settings.shrink / (1.0 - settings.shrink)  # if the steps were reduced again and again
         little = settings.gain * abs(since_start)
         worth = phase.gained - 2.0 * unsure > little
         if phase.gained + 3.0 * unsure < -little:  # smaller steps from a good place ended at a worse one
@@ -292,7 +292,7 @@ class Stopping:
         watch.phases[-1].stop = step
         rate = watch.phases[-1].rate * self.settings.shrink
         watch.phases.append(Phase(rate, step))
-        # A quarter of the step size needs four times the steps to get anywhere: too short a phase would seem to stay.
+        # A quarter of the step size needs four times the steps to cover a distance: a short phase would look still.
         watch.previous, watch.length, watch.look = watch.average, round(self.settings.block / rate), 0
         average = jax.tree.map(lambda a, x: a.astype(x.dtype), watch.average, state.unconstrained)
         return state._replace(

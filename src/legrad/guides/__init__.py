@@ -1,4 +1,4 @@
-"""Guides that are made from a model."""
+"""Guides that are built from a model."""
 
 from legrad.guides.mean_field import MeanField
 

@@ -20,7 +20,7 @@ from legrad.distributions.offset_categorical import OffsetCategorical
 from legrad.guides.latents import Latent
 from legrad.guides.windows import window_of
 
-_INIT_PROBABILITY = 0.9  # of a discrete value named in `init`
+_INIT_PROBABILITY = 0.9  # initial probability of a discrete value named in `init`
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DiscreteFactor:
     parameters = ("logits",)
 
     def distribution(self, logits: jax.Array) -> Any:
-        """Return the factors' distribution at some logits."""
+        """Return the distribution of the factors at given logits."""
         if self.latent.support == constraints.boolean:
             return dist.Bernoulli(logits=logits)
         if self.low == 0 and isinstance(self.latent.support, constraints.integer_interval):
@@ -61,7 +61,7 @@ class ContinuousFactor:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What the names of its own parameters and sites end in."""
+        """The suffixes of the factor's own parameters and sites."""
         return ("loc", "log_scale", "base") if self.latent.support.event_dim else ("loc", "log_scale")
 
     def sample(self, prefix: str) -> jax.Array:
@@ -77,7 +77,7 @@ class ContinuousFactor:
             return numpyro.sample(name, latent.wrap(normal))
         if block_out == 0:
             return numpyro.sample(name, latent.wrap(dist.TransformedDistribution(normal, transform)))
-        # The bijection mixes elements: a Normal site without it, and its image as a Delta.
+        # The bijection mixes elements: sample a Normal site without the bijection, and its image as a Delta.
         x = numpyro.sample(f"{base}_base", latent.wrap(normal.to_event(block_in)), infer={"is_auxiliary": True})
         z = transform(x)
         log_density = -transform.log_abs_det_jacobian(x, z)
@@ -108,7 +108,7 @@ def discrete_factor(
 
 
 def all_members(site: Latent, transform: Transform, loc: jax.Array) -> jax.Array:
-    """Locations of all members of plates, repeated from those of a subsample."""
+    """Return the locations of all members of plates, repeated from those of a subsample."""
     for plate in site.plates:
         axis = plate.dim - (site.event_dim - site.support.event_dim + transform.domain.event_dim)
         loc = jnp.take(loc, np.arange(plate.size) % plate.subsample_size, axis)
@@ -119,7 +119,7 @@ def continuous_factor(draws: Sequence[Latent], init: ArrayLike | None, scale: fl
     """Make the factor of a continuous site, at the prior's median or at the user's initial value."""
     site = draws[0]
     try:
-        # Constants of the transform as NumPy arrays: they are no parameters.
+        # Constants of the transform become NumPy arrays: they are not parameters.
         transform = jax.tree.map(np.asarray, dist.biject_to(site.support))
     except NotImplementedError:
         raise site.error(

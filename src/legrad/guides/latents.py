@@ -1,4 +1,4 @@
-"""The latent sites of a model, found by drawing from its prior: shape at full plate size, support, mask, value."""
+"""The latent sites of a model, found by drawing from the prior: shape at full plate size, support, mask, value."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Latent:
     prior: Any  # of a count, else None: the distribution without expand, to_event, mask
 
     def static(self) -> Latent:
-        """Return what holds for all draws."""
+        """Return the properties that hold for all draws."""
         return replace(self, value=None, prior=None)
 
     def error(self, problem: str) -> ValueError:
@@ -59,16 +59,16 @@ class Latent:
         return ValueError(f"MeanField: latent site '{self.name}' ({self.family}) {problem}")
 
     def concrete(self, what: str, *arrays: Any) -> None:
-        """Raise where something that must be known at the first call is traced."""
+        """Raise if something that must be known at the first call is traced."""
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
             raise RuntimeError(
                 f"MeanField: the {what} of latent site '{self.name}' depends on traced arguments, and the "
-                "guide's first call is inside jit. Call the guide once outside of it, "
+                "guide's first call is inside jit. Call the guide once outside of jit, "
                 "`numpyro.handlers.seed(guide, 0)(*args)`, or use `legrad.fit`."
             )
 
     def full(self, value: ArrayLike) -> jax.Array:
-        """The user's initial value, broadcast to the site."""
+        """Return the user's initial value, broadcast to the shape of the site."""
         try:
             return jnp.broadcast_to(jnp.asarray(value), self.shape)
         except ValueError:
@@ -87,28 +87,28 @@ class Latent:
 def prior_draws(
     model: Callable[..., Any], args: tuple, kwargs: dict, compiled: bool
 ) -> tuple[list[tuple[Latent, ...]], Collection[str]]:
-    """Draws of all latent sites from the prior, and the names that the model uses."""
+    """Draw all latent sites from the prior; also return the names that the model uses."""
 
     def draw(key: jax.Array) -> tuple[tuple[Latent, ...], dict[str, tuple]]:
-        # The strategy samples with the key that the seed gives, and can draw for an improper prior too.
+        # The strategy samples with the key that the seed gives, and can draw for an improper prior, too.
         seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_to_sample)
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         latent = [s for s in trace.values() if s["type"] == "sample" and not s["is_observed"]]
         return tuple(_latent(site, trace) for site in latent), dict.fromkeys(trace, ())
 
-    # With traced arguments a compiled draw would be traced as a whole; op by op, only what they reach is.
+    # With traced arguments a compiled draw would be traced as a whole; op by op, only what depends on them is.
     run = jax.jit(draw) if compiled else draw
     draws, names = zip(*(run(key) for key in jax.random.split(jax.random.key(0), _PRIOR_DRAWS)), strict=True)
     if len({tuple(site.name for site in draw) for draw in draws}) > 1:
         raise ValueError(
-            "MeanField: the model has other latent sites in each draw of its prior: write the guide by hand."
+            "MeanField: the latent sites of the model differ between draws of its prior: write the guide by hand."
         )
     return list(draws), names[0]
 
 
 def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> Latent:
     name, fn, value = site["name"], site["fn"], jnp.asarray(site["value"])
-    # Plates inside a `scan` are not in the trace: their axes are ordinary ones, unless they subsample.
+    # Plates inside a `scan` are not in the trace: unless the plates subsample, their axes are ordinary axes.
     plates = tuple(
         Plate(f.name, f.dim, trace[f.name]["args"][0], f.size) for f in site["cond_indep_stack"] if f.name in trace
     )
@@ -134,7 +134,7 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> Latent:
 
 
 def check_static(draws: Sequence[Latent]) -> None:
-    """Refuse a site whose shape, support or mask is not the same in all draws."""
+    """Raise for a site whose shape, support or mask is not the same in all draws."""
     site = draws[0]
     site.concrete("support or mask", site.support, site.mask)
     if len({jax.tree.structure(other) for other in draws}) > 1:

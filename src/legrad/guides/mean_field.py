@@ -2,8 +2,8 @@
 
     q(z) = Π_e q(z_e),    q(z_e) = Bernoulli | Categorical | transformed Normal
 
-The first call draws from the model's prior with fixed seeds. From the draws of a site (`latents`) a discrete or a
-continuous factor is made once (`factors`), and then sampled at every call.
+The first call draws from the model's prior with fixed seeds, and builds a discrete or a continuous factor (`factors`)
+from the draws of each site (`latents`). Every call samples these factors.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from legrad.guides.latents import check_static, prior_draws
 from legrad.model.log_density import LogDensity
 from legrad.model.threads import one_at_a_time
 
-_FAR = 5.0  # how far another start may be, in the unconstrained space
+_FAR = 5.0  # how far away another start may be, in the unconstrained space
 
 
 class MeanField:
-    r"""A guide with one independent factor per scalar latent, discrete ones included.
+    r"""A guide with one independent factor per scalar latent, discrete latents included.
 
     .. math:: q(z) = \prod_e q(z_e)
 
@@ -36,22 +36,22 @@ class MeanField:
     integers, a count (Poisson, Geometric, ...) a categorical over a window of integers, and a continuous site
     a Normal through the bijection to its support. The parameters are `{name}_logits`, or `{name}_loc` and
     `{name}_log_scale` in the unconstrained space; all are real, and have the full size of the plates even
-    when these subsample.
+    when the plates subsample.
 
-    The model is traced at the first call, with that call's arguments: the sites, supports, masks and windows
-    that it has then stay. Masked elements are masked in the guide too; `handlers.scale` is not followed.
+    The model is traced at the first call, and its sites, supports, masks and windows at that call's arguments
+    are kept. Masked elements are masked in the guide, too; `handlers.scale` has no effect on the guide.
 
     Args:
         model: a NumPyro model.
-        init: initial values of latents, by site name, of a shape that broadcasts to the site's at full plate
-            size. A continuous value is the location in the model's own space; a discrete value starts with
+        init: initial values of latents, by site name, of a shape that broadcasts to the shape of the site at full
+            plate size. A continuous value is the location in the model's own space; a discrete value starts with
             probability 0.9; a discrete site also takes the probabilities of all its values on an additional
-            last axis. By default continuous factors start at the prior median, and discrete ones uniform.
+            last axis. By default continuous factors start at the prior median, and discrete factors uniform.
         window: for counts, the integers `low <= z < high` of the factor: `{name: (low, high)}`. By default
-            the narrowest that covers all but 1e-6 of the prior, if that is at most 256 wide. It also narrows
-            finite supports.
+            the narrowest window that covers all but 1e-6 of the prior, if that is at most 256 wide. A window
+            can also narrow a finite support.
         init_scale: initial standard deviation of continuous factors, in the unconstrained space.
-        prefix: put before the name of each parameter, should they collide with names in the model.
+        prefix: a prefix for the names of all parameters, in case they collide with names in the model.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -86,16 +86,16 @@ class MeanField:
         self._factors: dict[str, DiscreteFactor | ContinuousFactor] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
-        """Sample every latent; returns the values by site name."""
+        """Sample every latent; return the values by site name."""
         return self._sample(args, kwargs, whole=False)
 
     def whole(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
-        """As a call, with every plate at its full size: the posterior of all members, not of a subsample."""
+        """Sample every latent with every plate at its full size: all members, not a subsample."""
         return self._sample(args, kwargs, whole=True)
 
     def _sample(self, args: tuple, kwargs: dict, whole: bool) -> dict[str, jax.Array]:
         if self._factors is None:
-            # Inside a jit all arrays are traced unless told otherwise; outside, telling it only costs time.
+            # Inside jit, arrays are traced unless JAX is told otherwise; outside, telling JAX only costs time.
             inside_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
             with jax.ensure_compile_time_eval() if inside_jit else nullcontext(), handlers.block():
                 self._factors = self._setup(args, kwargs, compiled=not inside_jit)
@@ -113,7 +113,7 @@ class MeanField:
 
     @one_at_a_time
     def elsewhere(self, key: jax.Array, args: tuple, kwargs: dict) -> dict[str, jax.Array]:
-        """Locations to start from instead, by parameter: a draw from the prior, at most 5 from where they start."""
+        """Return other initial locations, by parameter: a draw from the prior, at most 5 from the initial ones."""
         assert self._factors is not None
         seeded = handlers.substitute(handlers.seed(self.model, key), substitute_fn=init_to_sample)
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
@@ -126,7 +126,7 @@ class MeanField:
         return found
 
     def window(self, name: str) -> tuple[int, int]:
-        """The integers `low <= z < high` that the factor of a discrete site covers."""
+        """Return the integers `low <= z < high` that the factor of a discrete site covers, as (low, high)."""
         if self._factors is None:
             raise RuntimeError("MeanField: windows are known after the guide's first call.")
         factor = self._factors.get(name)

@@ -1,4 +1,4 @@
-"""What a guide may offer beyond being a NumPyro program. Both methods are optional; `MeanField` has both."""
+"""Optional methods of a guide, beyond being a NumPyro program. `MeanField` has both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class WholePlates(Protocol):
     """A guide that can be run with every plate at its full size, whatever the fit subsamples."""
 
     def whole(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample every latent as a call of the guide does, for all members of plates."""
+        """Sample every latent, as a call of the guide does, for all members of plates."""
         ...
 
 

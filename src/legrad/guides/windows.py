@@ -1,4 +1,4 @@
-"""The integers that the factor of a discrete latent covers: its support, or a window of a count."""
+"""The integers that the factor of a discrete latent covers: its support, or, for a count, a window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_WINDOW = 256
 
 
 def _support_window(site: Latent) -> tuple[int, int | None]:
-    """The integers of a discrete support, low <= z < high, with high=None for a count."""
+    """Return (low, high) for the integers low <= z < high of a discrete support, with high=None for a count."""
     if site.support == constraints.boolean:
         return 0, 2
     if isinstance(site.support, constraints.integer_interval):
@@ -33,7 +33,7 @@ def _support_window(site: Latent) -> tuple[int, int | None]:
 
 
 def window_of(draws: Sequence[Latent], given: tuple[int, int] | None) -> tuple[int, int]:
-    """The window that the user gave, else the support, else a window from the prior."""
+    """Return the window that the user gave, else the support, else a window from the prior."""
     site = draws[0]
     smallest, end = _support_window(site)
     if given is None:
@@ -48,7 +48,7 @@ def window_of(draws: Sequence[Latent], given: tuple[int, int] | None) -> tuple[i
 
 
 def _prior_window(draws: Sequence[Latent], smallest: int) -> tuple[int, int]:
-    """The narrowest window with all but `_UNCOVERED` of each element's prior, averaged over the draws."""
+    """Return the narrowest window with all but `_UNCOVERED` of each element's prior, averaged over the draws."""
     site = draws[0]
     site.concrete("prior", site.prior, site.value)
     remedy = f"pass MeanField(window={{'{site.name}': (low, high)}})"
