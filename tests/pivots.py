@@ -20,6 +20,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+import legrad
 from legrad.estimators.base import draws
 from legrad.problem import Noise, Problem
 
@@ -29,6 +30,7 @@ COUNTS = 60  # values of a Poisson site: beyond them is less than 1e-40 of the m
 NODES = {1: 40, 2: 24, 3: 6}  # for each dimension of the noise; in three of them the integrands are polynomials
 MOST = 20_000  # cells
 UNIFORM = jax.random.uniform
+KNOWN = {}  # pivots of guides
 
 
 class Pivots(NamedTuple):
@@ -147,6 +149,12 @@ def plates_and_noise(row):
 
 def pivots_of(row):
     """Every joint value of a guide's sites, with its probability."""
+    if row.guide not in KNOWN:
+        KNOWN[row.guide] = _pivots_of(row)
+    return KNOWN[row.guide]
+
+
+def _pivots_of(row):
     trace, found = plates_and_noise(row)
     parts = [found]
     for name, site in trace.items():
@@ -230,6 +238,25 @@ def gradients(estimator, row, steps, uniforms=False):
         some = many({n: v[rows] for n, v in steps.given.items()})
         found.append(np.concatenate([np.reshape(leaf, (batch, -1)) for leaf in jax.tree.leaves(some)], axis=1))
     return np.concatenate(found)[:number]
+
+
+def steps_of(row, estimator):
+    """Return every step of an estimator that can be: draws that depend on each other are taken in pairs."""
+    if isinstance(estimator, legrad.DisARM):
+        return cells_of(row).repeated(estimator.num_particles)
+    several = isinstance(estimator, legrad.LocalExpectation) and estimator.num_particles > 1
+    if several or getattr(estimator, "baseline", None) is not None:
+        assert estimator.num_particles == 2, "a step of more than two draws has too many cases"
+        return pivots_of(row).pairs()
+    return pivots_of(row).repeated(estimator.num_particles)
+
+
+def is_exact(estimator, row, exact):
+    """Whether the mean over all steps is the exact gradient, to a billionth."""
+    steps = steps_of(row, estimator)
+    found = gradients(estimator, row, steps, uniforms=isinstance(estimator, legrad.DisARM))
+    assert np.isfinite(found).all(), "a gradient is not finite"
+    return bool(np.all(np.abs(steps.mass @ found - exact) <= 1e-9 * max(1.0, np.linalg.norm(exact))))
 
 
 def count(row, pivots, number):
