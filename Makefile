@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo reproduce example test lint types format build test-matrix bench bench-growth bench-likelihoods bench-mnist bench-overhead bench-single-site \
+.PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-growth bench-likelihoods bench-mnist bench-overhead bench-single-site \
 	bench-survival bench-data bench-torch trust clean
 
 demo: $(VENV)/.demo
@@ -19,8 +19,15 @@ reproduce: $(VENV)/.demo
 example: $(VENV)/.demo
 	$(BIN)/python examples/spike_and_slab.py
 
+# What a change must pass, in minutes: every estimator against enumeration, every rule against brute force.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"
+
+# What takes longer: draws by the million, long fits, experiments, benchmarks, a browser.
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
+
+test-all: test test-long
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -6,4 +6,11 @@ from catalogue_row import ROWS, Row
 
 normal_mean = catalogue_mixed.normal_mean
 
-__all__ = ["ROWS", "Row", "normal_mean"]
+
+def named(name: str) -> Row:
+    """Return a row by its name."""
+    (row,) = [row for row in ROWS if row.name == name]
+    return row
+
+
+__all__ = ["ROWS", "Row", "named", "normal_mean"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 import legrad
+from catalogue import named
 
 ESTIMATORS = {
     "local": legrad.LocalExpectation,
@@ -16,6 +19,16 @@ ESTIMATORS = {
     "disarm": legrad.DisARM,
     "reparam": lambda: legrad.Reparameterized(4),
 }
+
+
+@contextmanager
+def optimized(wanted=True):
+    """Compile well: worth it for a program that runs for a million draws, or for a long fit."""
+    jax.config.update("jax_disable_most_optimizations", not wanted)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 def flat(tree):
@@ -66,3 +79,15 @@ def gradient_of(estimator, row):
         return jax.grad(lambda p: estimator.loss(key, p, row.model, row.guide, *row.args))(row.params)
 
     return one
+
+
+def estimator_for(row, name):
+    """An estimator by its name, with the settings that the row wants."""
+    return legrad.LocalExpectation(**row.local) if name == "local" else ESTIMATORS[name]()
+
+
+@cache
+def exact_gradient(name):
+    """The exact gradient of a row of the catalogue, by its name."""
+    row = named(name)
+    return flat(jax.jit(jax.grad(row.loss))(row.params))

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs `make test` on each Python version given; one that is not on the machine is skipped with a reason.
+# Runs `make test-all` on each Python version given; one that is not on the machine is skipped with a reason.
 set -u
 status=0
 for version in "$@"; do
@@ -13,7 +13,7 @@ for version in "$@"; do
         continue
     fi
     echo "Python $version: $python"
-    if make test PYTHON="$python" VENV=".venv-$version"; then
+    if make test-all PYTHON="$python" VENV=".venv-$version"; then
         echo "Python $version: passed, $(".venv-$version/bin/python" -m pip list 2>/dev/null | awk '/^(jax|arviz) / {printf "%s %s  ", $1, $2}')"
     else
         echo "Python $version: failed"
