@@ -10,7 +10,7 @@ import pytest
 from numpyro.distributions import transforms as tr
 from scipy import special, stats
 
-from legrad.distributions.offset_categorical import elements, quadrature, support
+from legrad.distributions import elements, quadrature, support
 
 jax.config.update("jax_enable_x64", True)
 

@@ -8,7 +8,7 @@ import pytest
 from numpyro.distributions import transforms as tr
 from scipy import special, stats
 
-from legrad.distributions.offset_categorical import counts, elements, support
+from legrad.distributions import counts, elements, support
 
 jax.config.update("jax_enable_x64", True)
 
