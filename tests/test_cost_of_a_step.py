@@ -37,6 +37,24 @@ def test_a_costly_quadrature_is_not_the_default():
     assert how(flat) == "quadrature"
 
 
+def topics(words):
+    """Topics of documents: of the table that the words are looked up in, XLA computes what is read."""
+    phi = numpyro.sample("phi", dist.Dirichlet(jnp.full((5, 100), 0.1)).to_event(1))
+    with numpyro.plate("documents", 200, dim=-2):
+        theta = numpyro.sample("theta", dist.Dirichlet(jnp.full(5, 0.3)))
+        with numpyro.plate("words", 40, dim=-1):
+            z = numpyro.sample("z", dist.Categorical(theta))
+            numpyro.sample("w", dist.Categorical(phi[z]), obs=words)
+
+
+def test_topics_are_reparameterized():
+    words = jnp.asarray(RNG.integers(0, 100, (200, 40)))
+    found = legrad.explain(topics, legrad.MeanField(topics), args=(words,)).methods
+    for site in ("phi_base", "theta_base"):
+        assert found[site].startswith("reparameterized: a quadrature would cost about")
+    assert found["z"] == "summed"
+
+
 def test_the_estimate_is_that_of_the_reparameterization():
     guide = legrad.MeanField(deep)
     params = legrad.fit(deep, guide, key=jax.random.key(0), steps=1, progress=False).params

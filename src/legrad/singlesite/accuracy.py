@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from legrad.trace.program import Op, Program
@@ -31,20 +32,24 @@ class Need(NamedTuple):
         points: points near which a function of the value is steep without bound; the value must be accurate relative
             to its distance from them.
         hides_nan: whether a NaN in the value may not show in the result.
+        exact: whether the result may jump at any value (an order, a loop that compares): no rounding is allowed.
     """
 
     value: bool
     points: frozenset[float] = frozenset()
     hides_nan: bool = False
+    exact: bool = False
 
     def __or__(self, other: Any) -> Need:
         """Combine two needs."""
-        return Need(self.value or other.value, self.points | other.points, self.hides_nan or other.hides_nan)
+        hides_nan, exact = self.hides_nan or other.hides_nan, self.exact or other.exact
+        return Need(self.value or other.value, self.points | other.points, hides_nan, exact)
 
 
 DIFFERENCES = Need(False)
 ABSOLUTE = Need(True)
 RELATIVE = Need(True, frozenset({0.0}))
+EXACT = Need(True, frozenset({0.0}), hides_nan=True, exact=True)
 
 # What a primitive needs of its operands, given what is needed of its result. Linear primitives and positive powers
 # pass the need on: differences stay differences. (The difference of two squares is as accurate as the squares.)
@@ -58,13 +63,13 @@ _LINEAR = {
 _THROUGH_ZERO = {
     "abs", "max", "min", "clamp", "tanh", "sin", "tan", "sinh", "asinh", "atan", "erf", "expm1", "reduce_max",
     "reduce_min", "cummax", "cummin", "sort", "reduce_prod", "cumprod", "mul", "dot_general", "reduce_precision",
-    "scatter-mul", "scatter_mul", "rem", "nextafter", "triangular_solve",
+    "scatter-mul", "scatter_mul", "rem", "nextafter",
 }  # fmt: skip
 # A relative error of the result is an absolute error of the operand.
 _FLAT = {
-    "exp", "exp2", "logistic", "erfc", "cosh", "cos", "cumlogsumexp", "cholesky", "lu", "eigh", "svd", "qr",
+    "exp", "exp2", "logistic", "erfc", "cosh", "cos", "cumlogsumexp", "eigh", "svd",
     "legrad_bernoulli_logits", "legrad_hard_bernoulli_logits", "legrad_poisson_log", "legrad_categorical_logits",
-    "bessel_i0e", "bessel_i1e", "argmax", "argmin",
+    "bessel_i0e", "bessel_i1e",
 }  # fmt: skip
 # As those above, but for the operand in one place only.
 _LINEAR_IN = {("div", 0), ("triangular_solve", 1)}
@@ -81,8 +86,22 @@ _SHOWS_NAN = {
     "expm1", "tanh", "logistic", "sin", "cos", "lgamma", "digamma", "abs", "erf", "erfc", "triangular_solve",
     "legrad_poisson", "legrad_poisson_log",
 }  # fmt: skip
+# The operands that choose which numbers of the others make the result: if they change, the rest is not linear.
+_CHOOSERS: dict[str, slice] = {
+    "select_n": slice(0, 1),
+    "gather": slice(1, None),
+    "dynamic_slice": slice(1, None),
+    "dynamic_update_slice": slice(2, None),
+    "scatter": slice(1, 2),
+    "scatter-add": slice(1, 2),
+}
 # These have a rule of their own, which checks on which side of a threshold a value falls.
-THRESHOLDS = {"eq", "ne", "lt", "le", "gt", "ge", "sign", "floor", "ceil", "round"}
+COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
+THRESHOLDS = {*COMPARISONS, "sign", "floor", "ceil", "round"}
+# The order of numbers decides the result.
+_ORDERING = {"argmax", "argmin", "sort", "top_k", "approx_top_k"}
+# Between these points and their images nothing is steep: a point of the result is a point of the operand.
+_KEEPS_POINTS = {*_LINEAR, "max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin"}
 
 
 def needs(program: Program, ops: Sequence[Op], changing: set[int]) -> dict[int, Need]:
@@ -109,21 +128,60 @@ def _asked(program: Program, op: Op, place: int, asked: Need, changing: set[int]
     """Return what an operation needs of the operand in some place, given what is needed of its results."""
     if _is_exact(program, op, place):
         return DIFFERENCES
-    linear = op.name in _LINEAR or _is_linear(op, place, changing)
+    if op.name in THRESHOLDS:
+        return _for_threshold(program, op, place)
+    if op.name in _ORDERING or (op.name in ("scan", "while", "cond") and _jumps(op.eqn)):
+        return EXACT
+    chosen = any(i in changing for i in op.inputs[_CHOOSERS.get(op.name, slice(0, 0))])
+    linear = (op.name in _LINEAR and not chosen) or _is_linear(op, place, changing)
     lipschitz = op.name in _THROUGH_ZERO or op.name in _FLAT or (op.name, place) in _THROUGH_ZERO_OR_FLAT
-    if linear or lipschitz or op.name in _STEEP:
+    if linear or lipschitz or chosen or op.name in _STEEP:
         before = _before(program, op, place, asked.points)
-        return Need(asked.value or not linear, _STEEP.get(op.name, frozenset()) | before)
-    return RELATIVE  # log, a divisor, roots, negative powers, gamma functions, and every unknown primitive
+        return Need(asked.value or not linear, _STEEP.get(op.name, frozenset()) | before, exact=asked.exact)
+    # log, a divisor, roots, negative powers, gamma functions, and every unknown primitive
+    return RELATIVE | Need(False, exact=asked.exact)
+
+
+def _for_threshold(program: Program, op: Op, place: int) -> Need:
+    """Return what a comparison or rounding needs of its operand.
+
+    The rule of a threshold looks at the digits of an operand that is base + difference itself. An operand that is a
+    nonlinear function of one (abs, square, max) must be accurate relative to its distance from the threshold.
+    """
+    maker = program.maker(op.inputs[place])
+    if maker is None or maker.name in _LINEAR or maker.name in ("mul", "div", "dot_general"):
+        return DIFFERENCES
+    if op.name not in COMPARISONS:
+        return RELATIVE if op.name == "sign" else EXACT
+    other = _scalar(program, op.inputs[1 - place]) if program.is_constant(op.inputs[1 - place]) else None
+    if other is None:
+        return EXACT
+    return Need(True, frozenset({other}), hides_nan=True) if math.isfinite(other) else DIFFERENCES
+
+
+def _jumps(eqn: Any) -> bool:
+    """Return whether a program inside an equation compares, rounds or orders numbers other than its own counters."""
+    return any(_compares(program) for program in jax.core.jaxprs_in_params(eqn.params))
+
+
+def _compares(jaxpr: Any) -> bool:
+    """Return whether a program compares, rounds or orders floating-point numbers."""
+    for eqn in jaxpr.eqns:
+        floats = any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
+        if floats and eqn.primitive.name in THRESHOLDS | _ORDERING:
+            return True
+        if _jumps(eqn):
+            return True
+    return False
 
 
 def _is_exact(program: Program, op: Op, place: int) -> bool:
-    """Return whether an operand is an integer, which is exact, or is compared with a threshold."""
+    """Return whether an operand is an integer, which is exact, or is only tested for being finite."""
     if not jnp.issubdtype(program.dtypes[op.inputs[place]], jnp.floating):
         return True
     if op.name == "convert_element_type":
         return not jnp.issubdtype(program.dtypes[op.outputs[0]], jnp.floating)
-    return op.name in THRESHOLDS or op.name == "is_finite"
+    return op.name == "is_finite"
 
 
 def _is_linear(op: Op, place: int, changing: set[int]) -> bool:
@@ -157,6 +215,9 @@ _WITH_SCALAR: dict[str, Callable[[float, float, int], Iterable[float]]] = {
 
 def _before(program: Program, op: Op, place: int, points: frozenset[float]) -> frozenset[float]:
     """Return the points of an operand at which the result is at one of the given points: 1 − e^−s is 0 at s = 0."""
+    if op.name == "integer_pow" and op.eqn.params["y"] > 0:
+        roots = [abs(c) ** (1 / op.eqn.params["y"]) for c in points]
+        return frozenset(sign * root for root in roots for sign in (-1.0, 1.0))
     if op.name in _INVERSE:
         return frozenset(before for c in points for before in _INVERSE[op.name](c))
     if op.name in _WITH_SCALAR and points:
@@ -164,7 +225,7 @@ def _before(program: Program, op: Op, place: int, points: frozenset[float]) -> f
         if other is None or not math.isfinite(other):
             return points
         return frozenset(before for c in points for before in _WITH_SCALAR[op.name](c, other, place))
-    return points if op.name in _LINEAR else points & RELATIVE.points
+    return points if op.name in _KEEPS_POINTS else points & RELATIVE.points
 
 
 def _scalar(program: Program, value_id: int) -> float | None:
@@ -187,7 +248,7 @@ def closest(dtype: Any) -> float:
 
 def largest(dtype: Any) -> float:
     """Return how large the parts of a value may be for the error of any sum of them to be small."""
-    return 1 / (4 * math.sqrt(rounding(dtype)))
+    return 1 / (64 * math.sqrt(rounding(dtype)))
 
 
 _SHARE = 16.0  # parts up to this many times larger than their sum cost the sum one digit

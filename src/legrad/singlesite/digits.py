@@ -97,6 +97,9 @@ def lost_at(need: Need, new: Any, *parts: Any) -> Any:
     """Return where a sum of parts has too few digits. If one part cancels the base, the base is the largest part."""
     most = reduce(jnp.maximum, map(jnp.abs, parts))
     far = accuracy.far_off(new.dtype, new, most)
+    if need.exact:  # sums of whole numbers are exact
+        whole = reduce(jnp.logical_and, [part == jnp.round(part) for part in (new, *parts)])
+        return ~(whole & (most < 1 / accuracy.rounding(new.dtype)))
     return far | accuracy.too_near(new.dtype, new, most, need.points) if need.points else far
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from legrad.singlesite.accuracy import far_off
 from legrad.singlesite.labelled import E, K
-from legrad.singlesite.plan import Plan, make_plan, work_of
+from legrad.singlesite.plan import Plan, evaluation_work, make_plan
 from legrad.singlesite.propagate import propagate
 from legrad.singlesite.recompute import recompute
 from legrad.singlesite.report import is_listening, tell
@@ -68,7 +68,7 @@ def estimated_work(
     """Estimate for each leaf the work of its changes with `count` candidates, and that of one evaluation of f."""
     program = Program(f, x, rewrite)
     leaves = jax.tree.leaves(x)
-    values, whole = program.evaluate(leaves), work_of(program, program.ops)
+    values, whole = program.evaluate(leaves), evaluation_work(program)
     found = {}
     for name, input_id, leaf in zip(sorted(x), program.inputs, leaves, strict=True):
         plan = make_plan(program, input_id, values, (count, *leaf.shape), memory)

@@ -17,6 +17,7 @@ from legrad.singlesite.site import Site
 from legrad.trace.program import Op, Program
 
 LITTLE = 1 << 14  # numbers computed by brute force, below which planning does not pay
+IN_PASSING_ONE_BY_ONE = {*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "transpose", "gather"}
 IN_PASSING = {
     *ELEMENTWISE,
     "reduce_sum",
@@ -184,3 +185,20 @@ def _peak(met: list[Visit]) -> int:
 def work_of(program: Program, ops: Sequence[Op]) -> int:
     """Return roughly how many multiplications and function values some operations take."""
     return sum(depth(op) * sum(math.prod(program.shapes[i]) for i in op.outputs) for op in ops)
+
+
+def evaluation_work(program: Program) -> int:
+    """Return roughly what one evaluation takes once XLA has fused it.
+
+    A function that only look-ups read is computed where they read it: of log(p)[z], as many numbers as z has.
+    """
+    size = {i: math.prod(shape) for i, shape in enumerate(program.shapes)}
+    wanted: dict[int, int] = {o: size[o] for o in program.outputs}
+    total = 0
+    for op in reversed(program.ops):
+        made = max((min(size[i], wanted.get(i, 0)) for i in op.outputs), default=0)
+        total += depth(op) * made
+        for place, i in enumerate(op.inputs):
+            reads = made if (op.name == "gather" and place == 0) or op.name in IN_PASSING_ONE_BY_ONE else size[i]
+            wanted[i] = max(wanted.get(i, 0), reads)
+    return total

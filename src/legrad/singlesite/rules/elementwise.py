@@ -39,6 +39,7 @@ _DISTANCE: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("floor", "ceil"), lambda x: jnp.abs(x - jnp.round(x))),
     "round": lambda x: jnp.abs(x - jnp.floor(x) - 0.5),
     "sign": jnp.abs,
+    "rem": lambda x, y: jnp.abs(x - jnp.round(x / y) * y),
 }
 
 
@@ -155,6 +156,8 @@ def _polynomial(step: Step, x: Operand, y: Operand) -> list[Change | None]:
     first, second = step.pieces(x), step.pieces(y)
     if not _saves_work([*first, *second]) or len(first) * len(second) > 4 or (x is not y and step.known()):
         return nonlinear(step)
+    if x is not y:
+        _watch(step)
     both = [multiply_pieces(step.site, p, q, step.shape) for p in first for q in second]
     products = [p for p in both if p is not None]
     if len(products) < len(both):
@@ -165,6 +168,13 @@ def _polynomial(step: Step, x: Operand, y: Operand) -> list[Change | None]:
     else:
         linear = [*_scaled(step, x, y.base), *_scaled(step, y, x.base)]
     return _sum(step, [*linear, *products], linear=False)
+
+
+def _watch(step: Step) -> None:
+    """Flag where an operand has lost digits: the parts of a product, a q + b p + p q, would cancel without a sign."""
+    for x in step.changing():
+        if isinstance(x.change, Lazy) and not x.change.known:
+            step.site.digits.watch(x.change, x.base)
 
 
 def _saves_work(pieces: Sequence[Piece]) -> bool:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.singlesite.change import MOST_PIECES, Change, New, Piece
+from legrad.singlesite.change import MOST_PIECES, Change, Lazy, New, Piece
 from legrad.singlesite.labelled import Axis, E, Labelled, M, V
 from legrad.singlesite.layout import ENTRIES, Entries, Layout
 from legrad.singlesite.rules.fallback import fallback
@@ -68,6 +68,9 @@ def dot_general(step: Step) -> list[Change | None]:
             dot = Dot(step, side)
             pieces += [_with_constant(step, dot, p, step.operands[1 - side]) for p in step.pieces(x)]
     if all(x.change is not None for x in step.operands):
+        for x in step.operands:
+            if isinstance(x.change, Lazy) and not x.change.known:
+                step.site.digits.watch(x.change, x.base)
         both = _of_both_changes(step)
         if both is None:
             return fallback(step)
