@@ -1,4 +1,4 @@
-"""The only contact with `jax.extend` and with what differs between versions of JAX and of ArviZ."""
+"""The only code that uses `jax.extend`, or that depends on the versions of JAX and ArviZ."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _tile(x: jax.Array, reps: tuple[int, ...]) -> jax.Array:
     return lax.reshape(wide, [r * n for r, n in zip(reps, shape, strict=True)])
 
 
-# Primitives that say in one word what others say in a few: the rules need to know only the others.
+# Primitives that can be expressed by a few others: the rules need to know only the others.
 _SPELLED: dict[str, Callable[..., Any]] = {
     "stack": lambda *parts, axis: lax.concatenate([lax.expand_dims(part, (axis,)) for part in parts], axis),
     "unstack": lambda x, axis: [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])],
@@ -47,7 +47,7 @@ _SPELLED: dict[str, Callable[..., Any]] = {
 
 
 def wrapped_program(eqn: Any, name: str) -> tuple[Any, list[Any]] | None:
-    """Return the (jaxpr, consts) that an equation of some name merely wraps, or None for an ordinary primitive."""
+    """Return the (jaxpr, consts) that an equation of a given name merely wraps, or None for an ordinary primitive."""
     spelled = _SPELLED.get(eqn.primitive.name)
     if spelled is not None:
         given = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
@@ -62,7 +62,7 @@ def wrapped_program(eqn: Any, name: str) -> tuple[Any, list[Any]] | None:
 
 
 def literal(atom: Any) -> Any:
-    """The number that a literal stands for, with its own type."""
+    """Return the number that a literal represents, with its own type."""
     return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom.val, bool | int | float) else atom.val
 
 
@@ -80,12 +80,12 @@ def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
 
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _PLAIN_LOOPS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-_SMALL = 100_000  # numbers among the arguments: of a larger program the run counts, not the compiling
+_SMALL = 100_000  # numbers among the arguments: for a larger program run time matters more than compile time
 
 
 @cache
 def _options() -> dict[str, Any] | None:
-    """Compiler options for CPU, where this version of XLA knows them.
+    """Return compiler options for CPU, if this version of XLA knows them.
 
     With JAX 0.10 a sum over the first axis of an (8, 10⁶) array takes forty times as long in YNNPACK as in a plain
     loop, and XLA hands sums and what surrounds them to YNNPACK.
@@ -100,12 +100,12 @@ def _options() -> dict[str, Any] | None:
 
 
 def jit(f: Callable[..., Any]) -> Any:
-    """`jax.jit` with the compiler options that suit the programs of this package."""
+    """Apply `jax.jit` with the compiler options that suit the programs of this package."""
     return jax.jit(f, compiler_options=_options())
 
 
 def jit_once(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`jit` for a program that runs once: a small one is compiled fast rather than to run fast."""
+    """Apply `jit` to a program that runs once: a small program is compiled for compile time, not for run time."""
 
     def run(*args: Any) -> Any:
         small = sum(np.size(leaf) for leaf in jax.tree.leaves(args)) < _SMALL
@@ -119,10 +119,10 @@ _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("jax", "numpyro", "leg
 
 
 def source_line(eqn: Any) -> str:
-    """The line of code that an equation comes from, as "model.py:12": the user's, or else a library's."""
+    """Return the line of code that an equation comes from, as "model.py:12": the user's line if there is one."""
     try:
         frames = list(source_info_util.user_frames(eqn.source_info.traceback))
-    except Exception:  # a report must not fail for want of a line number
+    except Exception:  # a report must not fail for lack of a line number
         return ""
     users = [f for f in frames if not any(part in f.file_name for part in _LIBRARIES)]
     for frame in users or frames:
@@ -131,7 +131,7 @@ def source_line(eqn: Any) -> str:
 
 
 def arviz() -> Any:
-    """ArviZ, or an error that says how to install it."""
+    """Return the ArviZ module, or raise an error that says how to install it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # version 0.23 announces version 1 once a day
@@ -141,7 +141,7 @@ def arviz() -> Any:
 
 
 def arviz_tree(groups: dict[str, dict[str, Any]], coords: Any, dims: Any) -> Any:
-    """Groups of arrays as ArviZ holds them: InferenceData before ArviZ 1, a DataTree since."""
+    """Convert groups of arrays for ArviZ: to InferenceData before ArviZ 1, to a DataTree since."""
     az = arviz()
     if int(az.__version__.split(".")[0]) < 1:
         return az.from_dict(**groups, coords=coords, dims=dims)
@@ -149,10 +149,10 @@ def arviz_tree(groups: dict[str, dict[str, Any]], coords: Any, dims: Any) -> Any
 
 
 def pareto_smoothed(log_weights: np.ndarray, tail: int) -> tuple[np.ndarray, float]:
-    """ArviZ's PSIS with the `tail` largest weights as the tail: normalized smoothed log-weights, and k-hat.
+    """Run ArviZ's PSIS with the `tail` largest weights as the tail; return smoothed log-weights, and k-hat.
 
-    ArviZ finds the size of the tail itself, from the number of draws and their relative efficiency: the efficiency
-    is set so that it finds `tail`. From version 1 on it takes log-likelihoods, which are minus the log-weights.
+    ArviZ computes the size of the tail itself, from the number of draws and their relative efficiency: the efficiency
+    is set so that ArviZ arrives at `tail`. From version 1 on ArviZ takes log-likelihoods, minus the log-weights.
     """
     n = len(log_weights)
     with warnings.catch_warnings(), np.errstate(all="ignore"):

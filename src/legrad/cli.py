@@ -12,7 +12,7 @@ import legrad
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the value is its exit code."""
+    """Run the command and return its exit code."""
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.command is None:
@@ -32,9 +32,9 @@ def _parser() -> argparse.ArgumentParser:
         "figure and claim, and results.json with the same numbers. Interrupted, it keeps the finished stages; the "
         "same command goes on from there.",
     )
-    run.add_argument("experiment", choices=["gaussian", "logistic", "sbn", "all"], help="which of them")
+    run.add_argument("experiment", choices=["gaussian", "logistic", "sbn", "all"], help="which experiment")
     run.add_argument(
-        "--out", type=Path, default=Path("out/reproduce"), metavar="DIR", help="for the report (%(default)s)"
+        "--out", type=Path, default=Path("out/reproduce"), metavar="DIR", help="the report's folder (%(default)s)"
     )
     run.add_argument("--quick", action="store_true", help="small sizes, on the digits that come with the install")
     run.add_argument(
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="hidden layers of the belief net, from the pixels up (200)",
     )
-    run.add_argument("--fresh", action="store_true", help="run all stages anew, those of an earlier run included")
+    run.add_argument("--fresh", action="store_true", help="run all stages anew, also those of an earlier run")
     return parser
 
 

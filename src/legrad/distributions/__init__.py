@@ -1,1 +1,1 @@
-"""Distributions: log-densities, scalar elements, and the candidates that stand for a support."""
+"""Distributions: log-densities, scalar elements, and the candidates that represent a support."""

@@ -1,4 +1,4 @@
-"""Counts without an upper end: a window that follows the parameters, and the mass outside the window."""
+"""Counts without an upper bound: a window that follows the parameters, and the mass outside the window."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _geometric(d: Any, k: Array) -> tuple[Array, Array]:
     return -jnp.expm1(k * log_fail), jnp.exp(k * log_fail)
 
 
-# The masses below k and from k on, for k ≥ 1: each computed by itself, as one minus the other has no digits.
+# The masses below k and from k on, for k ≥ 1: each computed directly, as one minus the other has no digits left.
 COUNTS: dict[type, Callable[[Any, Array], tuple[Array, Array]]] = {
     dist.Poisson: _poisson,
     dist.GeometricProbs: _geometric,
@@ -44,14 +44,14 @@ COUNTS: dict[type, Callable[[Any, Array], tuple[Array, Array]]] = {
 
 
 def window_start(base: Any, window: int) -> Array:
-    """Centred on the mean; a geometric is highest at zero whatever its mean."""
+    """Return the start of a window centred on the mean; a geometric is highest at zero whatever its mean."""
     falling = isinstance(base, dist.GeometricProbs | dist.GeometricLogits)
     start = jnp.zeros(base.batch_shape) if falling else jnp.floor(base.mean) - window // 2
     return jnp.clip(start, 0, 2**30)
 
 
 def escaped_mass(base: Distribution, window: int = 64) -> Array:
-    """The probability that a count falls outside its window (element by element); constant under differentiation."""
+    """Return the probability that a count falls outside its window, by element; constant under differentiation."""
     base, shape = stopped(unexpanded(base)), base.batch_shape
     start = window_start(base, window)
     below, _ = COUNTS[type(base)](base, jnp.maximum(start, 1))

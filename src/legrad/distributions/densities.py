@@ -1,8 +1,9 @@
-"""Log-densities whose form in NumPyro has a wrong derivative somewhere, or is slow, in a form that has and is not.
+"""Log-densities that replace forms in NumPyro that are slow, or whose derivative is wrong somewhere.
 
-NumPyro 0.22 writes log σ(x) as −log1p(exp(−|x|)) + min(x, 0), whose derivative at x = 0 comes out as 1 or 0 in place
-of ½: at zero logits, where many guides and nets start, every gradient through it is wrong. The forms here are right
-there, right at infinite logits, and short enough for XLA to keep them inside one loop over all one-element changes.
+NumPyro 0.22 writes log σ(x) as −log1p(exp(−|x|)) + min(x, 0), whose derivative at x = 0 comes out as 1 or 0 instead
+of ½: at zero logits, where many guides and nets start, every gradient through that form is wrong. The forms here are
+right at zero and at infinite logits, and short enough for XLA to keep them inside one loop over all one-element
+changes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from legrad.trace.operations import operation
 
 @jax.custom_jvp
 def softplus(x: Array) -> Array:
-    """log(1 + exp(x)), without the test for NaN that makes `jax.nn.softplus` several times slower in a long sum."""
+    """Return log(1 + exp(x)) without the NaN test that makes `jax.nn.softplus` several times slower in a long sum."""
     return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
 
 
@@ -45,11 +46,11 @@ def _softplus_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array,
 
 @jax.custom_jvp
 def _bernoulli(logits: Array, value: Array) -> Array:
-    """value · logits − softplus(logits), for data 0, 1 or between.
+    """Return value · logits − softplus(logits), for data 0, 1 or between.
 
-    Written −½ (s·x + |x|) − log1p(exp(−|x|)), s = 1 − 2 value: for 0 and 1 the sum is exactly 0 or 2|x|, however
-    large x is, with no case to tell apart. The largest number stands for an infinite logit: 0 comes out for the datum
-    that is certain, and an infinite number for the one that is impossible.
+    Written as −½ (s·x + |x|) − log1p(exp(−|x|)), s = 1 − 2 value: for 0 and 1 the sum s·x + |x| is exactly 0 or 2|x|,
+    however large x is, without a case distinction. The largest number replaces an infinite logit: the result is 0 for
+    the datum that is certain, and infinite for the one that is impossible.
     """
     largest = float(jnp.finfo(logits.dtype).max)
     x = jnp.minimum(jnp.maximum(logits, -largest), largest)
@@ -66,7 +67,7 @@ def _bernoulli_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) 
 
 @jax.custom_jvp
 def bernoulli_entropy(logits: Array) -> Array:
-    """The entropy of a Bernoulli, with one exponential: log1p(e) + |x| e/(1 + e), e = exp(−|x|)."""
+    """Return the entropy of a Bernoulli, with one exponential: log1p(e) + |x| e/(1 + e), e = exp(−|x|)."""
     size = jnp.minimum(jnp.abs(logits), float(jnp.finfo(logits.dtype).max))  # ∞ · 0 = 0
     e = jnp.exp(-size)
     return jnp.log1p(e) + size * e / (1 + e)
@@ -81,13 +82,13 @@ def _bernoulli_entropy_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tup
 
 @operation
 def hard_bernoulli_logits(logits: Array, value: Array) -> Array:
-    """log p of data that are 0 or 1."""
+    """Return log p of data that are 0 or 1."""
     return -softplus((1 - 2 * value) * logits)
 
 
 @operation
 def bernoulli_logits(logits: Array, value: Array) -> Array:
-    """log p of data 0, 1 or between."""
+    """Return log p of data 0, 1 or between."""
     return _bernoulli(logits, value)
 
 
@@ -100,7 +101,7 @@ def _bernoulli_logits(d: Any, value: Array) -> Array:
 
 
 def _is_hard(value: Any) -> bool:
-    """Whether all data are known to be 0 or 1: the form for them is shorter still."""
+    """Whether all data are known to be 0 or 1, for which the form is even shorter."""
     numbers = read(value)
     return numbers is not None and bool(np.all((numbers == 0) | (numbers == 1)))
 
@@ -112,19 +113,19 @@ def _binomial_logits(d: Any, value: Array) -> Array:
 
 
 def _times(number: Array, log_probability: Array) -> Array:
-    """0 · (−∞) = 0."""
+    """Multiply with 0 · (−∞) = 0."""
     return jnp.where(number == 0, 0.0, number * log_probability)
 
 
 @operation
 def poisson(rate: Array, value: Array) -> Array:
-    """log p of counts. A rate of zero has no logarithm, and none is taken where the count is zero too."""
+    """Return log p of counts. A rate of zero has no logarithm, and none is taken where the count is zero, too."""
     return value * jnp.log(jnp.where(value == 0, 1.0, rate)) - gammaln(value + 1) - rate
 
 
 @operation
 def poisson_log(log_rate: Array, value: Array) -> Array:
-    """The same, given the logarithm of the rate: all but the rate itself is linear in it."""
+    """Return log p of counts given the log of the rate, in which every term but the rate itself is linear."""
     return jnp.where(value == 0, 0.0, value * log_rate) - gammaln(value + 1) - jnp.exp(log_rate)
 
 
@@ -139,7 +140,7 @@ def _poisson(d: Any, value: Array) -> Array:
 
 
 def _checked(d: Any, value: Array, log_p: Callable[[Array], Array]) -> Array:
-    """log p of data, −∞ for those that NumPyro would refuse; 0 stands in for them, as log p may be NaN there."""
+    """Return log p of data, −∞ for data that NumPyro would refuse; 0 replaces such data, whose log p may be NaN."""
     if not d._validate_args:
         return log_p(value)
     inside = d._validate_sample(value)  # it warns where it can see the data
@@ -150,11 +151,11 @@ CATEGORICAL = (CategoricalLogits, CategoricalProbs, OffsetCategorical)
 
 
 class Categories(np.ndarray):
-    """All values of a categorical on a leading axis: constants, so that log p of them needs no look-up."""
+    """All values of a categorical on a leading axis: constants, so that their log p needs no look-up."""
 
 
 def categories(d: Any) -> Categories:
-    """The values of a categorical; the axes of its batch have length 1."""
+    """Return the values of a categorical; the batch axes have length 1."""
     size = jnp.shape(d.probs if isinstance(d, CategoricalProbs) else d.logits)[-1]
     values = np.arange(size).reshape(-1, *(1,) * len(d.batch_shape)) + getattr(d, "low", 0)
     return values.view(Categories)
@@ -162,7 +163,7 @@ def categories(d: Any) -> Categories:
 
 @partial(operation, fits=lambda logits, value, out: logits[:-1] == value == out)
 def categorical_logits(logits: Array, value: Array) -> Array:
-    """log p of data, classes on the last axis of the logits."""
+    """Return log p of data, with classes on the last axis of the logits."""
     log_p = logits - logsumexp(logits, axis=-1, keepdims=True)
     return jnp.take_along_axis(log_p, value[..., None], axis=-1)[..., 0]
 
@@ -184,7 +185,7 @@ def _categorical(d: Any, value: Any) -> Array:
 
 
 def _of_all(d: Any, rank: int) -> Array:
-    """log p of every category on a leading axis, with so many axes in all."""
+    """Return log p of every category on a leading axis, with `rank` axes in all."""
     log_p = jnp.asarray(d.logits)
     if not isinstance(d, CategoricalProbs):
         log_p = log_p - logsumexp(log_p, axis=-1, keepdims=True)
@@ -201,7 +202,7 @@ FORMS: dict[type, Callable[[Any, Array], Array]] = {
 
 
 def log_prob(fn: Distribution, value: Array) -> Array:
-    """`fn.log_prob(value)`, through a better form where there is one."""
+    """Return `fn.log_prob(value)`, through a better form if there is one."""
     shape, fn = fn.batch_shape, unexpanded(fn)
     form = FORMS.get(type(fn))
     if form is None:

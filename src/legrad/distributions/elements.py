@@ -24,11 +24,11 @@ class Scalar(NamedTuple):
     transforms: tuple[tr.Transform, ...]
 
     def value(self, coordinate: Array) -> Array:
-        """The value at a coordinate."""
+        """Return the value at a coordinate."""
         return reduce(lambda x, t: t(x), self.transforms, coordinate)
 
     def log_abs_det(self, coordinate: Array) -> Array:
-        """Sum of log |T'| over the transforms, element by element."""
+        """Return the sum of log |T'| over the transforms, element by element."""
         total = jnp.zeros(jnp.broadcast_shapes(jnp.shape(coordinate), self.base.batch_shape))
         for t in self.transforms:
             value = t(coordinate)
@@ -37,18 +37,18 @@ class Scalar(NamedTuple):
         return total
 
     def log_prob(self, coordinate: Array) -> Array:
-        """The bare `log q(value)`, element by element, computed without inverting a transform."""
+        """Return the bare `log q(value)`, element by element, computed without inverting a transform."""
         log_q = self.coordinate_log_prob(coordinate)
         return log_q - self.log_abs_det(coordinate) if self.transforms else log_q
 
     def coordinate_log_prob(self, coordinate: Array) -> Array:
-        """The log-density of the coordinate itself: it differs from `log_prob` by no parameter."""
+        """Return the log-density of the coordinate itself; its difference from `log_prob` depends on no parameter."""
         shape = jnp.broadcast_shapes(jnp.shape(coordinate), self.base.batch_shape)
         return jnp.broadcast_to(log_prob(self.base, coordinate), shape)
 
 
 def scalar(fn: Distribution) -> Scalar | None:
-    """The elements of `fn` without its masks, plates and event dimensions; None if they are not scalar."""
+    """Return the elements of `fn` without its masks, plates and event dimensions; None if they are not scalar."""
     shape, fn = fn.shape(), unwrap(fn).bare
     if isinstance(fn, dist.TransformedDistribution) and type(fn) not in QUADRATURE | REFUSED:
         inner, steps = scalar(fn.base_dist), elementwise(fn.transforms)
@@ -67,7 +67,7 @@ def _expand(base: Distribution, shape: tuple[int, ...]) -> Distribution:
 
 
 def elementwise(steps: list[tr.Transform]) -> tuple[tr.Transform, ...] | None:
-    """The transforms, compositions opened; None if one of them mixes elements."""
+    """Return the transforms with compositions flattened; None if one of them mixes elements."""
     flat: list[tr.Transform] = []
     for t in steps:
         if isinstance(t, tr.ComposeTransform | tr.IndependentTransform):

@@ -16,10 +16,10 @@ from legrad.distributions.densities import CATEGORICAL, categories, log_prob
 
 
 def enumerate_values(d: Any) -> tuple[Any, Any]:
-    """The values of a finite support along a new leading axis, and which of them an element really has.
+    """Return the values of a finite support along a new leading axis, and which of them each element really has.
 
-    Those of a categorical are constants, so that `log_prob` knows that it is asked for all of them. Elements with
-    fewer values repeat their last one, so that no density is asked for outside its support.
+    The values of a categorical are constants, so that `log_prob` knows that it is asked for all of them. Elements
+    with fewer values repeat their last value, so that no density is evaluated outside its support.
     """
     if isinstance(d, CATEGORICAL):
         return categories(d), np.ones(categories(d).shape, bool)

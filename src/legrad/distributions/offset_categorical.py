@@ -57,17 +57,17 @@ class OffsetCategorical(dist.Distribution):
         return self.low + dist.Categorical(logits=self.logits).sample(key, sample_shape)
 
     def log_prob(self, value: jax.Array, intermediates: Any = None) -> jax.Array:
-        """Log-probability of each value; minus infinity outside the support."""
+        """Return the log-probability of each value; minus infinity outside the support."""
         inside = self.support(jnp.asarray(value))
         index = jnp.where(inside, jnp.asarray(value) - self.low, 0).astype(int)
         return jnp.where(inside, dist.Categorical(logits=self.logits).log_prob(index), -jnp.inf)
 
     def enumerate_support(self, expand: bool = True) -> jax.Array:
-        """All values along a new first axis."""
+        """Return all values along a new first axis."""
         return self.low + dist.Categorical(logits=self.logits).enumerate_support(expand)
 
     def entropy(self) -> jax.Array:
-        """Entropy in nats."""
+        """Return the entropy in nats."""
         return dist.Categorical(logits=self.logits).entropy()
 
     @property

@@ -1,8 +1,8 @@
 """Nodes and weights of continuous distributions: `v = Q(Φ(z))`, Q the quantile function, z Hermite nodes.
 
-A distribution is admitted if its fewest nodes give the gradients of E[x], E[x²] and the entropy to 2% (the
-entropy by NumPyro's formula where it has one). A new one is a line in `QUADRATURE`, and a row in the
-catalogue of `tests/test_quadrature.py`, which measures all of them.
+A distribution is admitted if its smallest number of nodes gives the gradients of E[x], E[x²] and the entropy to 2%
+(the entropy by NumPyro's formula if there is one). A new distribution is a line in `QUADRATURE`, and a row in the
+catalogue of `tests/test_quadrature.py`, which measures all distributions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["QUADRATURE", "REFUSED", "Nodes", "Rule", "floats"]
 
 
 class Nodes:
-    """Normal scores z, one per node, with the masses below (u) and above (s) them: constants, in float64."""
+    """Normal scores z, one per node, with the masses below (u) and above (s) each score: constants, in float64."""
 
     def __init__(self, z: np.ndarray, ndim: int):
         self.z = z.reshape((-1,) + (1,) * ndim)
@@ -33,13 +33,13 @@ class Nodes:
 
 
 def hermite(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Hermite nodes and weights for the standard normal."""
+    """Return Gauss-Hermite nodes and weights for the standard normal."""
     z, weights = np.polynomial.hermite_e.hermegauss(count)
     return z, weights / weights.sum()
 
 
 def legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes for a uniform mass, as normal scores, and their weights."""
+    """Return Gauss-Legendre nodes for a uniform mass, as normal scores, and their weights."""
     x, weights = np.polynomial.legendre.leggauss(count)
     return special.ndtri(0.5 * (1 + x)), weights / weights.sum()
 
@@ -72,7 +72,7 @@ def _unit(x: Array) -> Array:
 
 
 def floats(*args: Any) -> tuple[Array, ...]:
-    """The arguments as arrays of floats."""
+    """Return the arguments as arrays of floats."""
     return tuple(jnp.asarray(a, jnp.result_type(a, float)) for a in args)
 
 
@@ -97,7 +97,7 @@ def _student_t(d: Any, n: Nodes) -> Array:
 
 
 def _truncated(d: Any, n: Nodes) -> Array:
-    """Both tails are kept: the one with less than half of the mass has the digits."""
+    """Return quantiles by both tails: the tail with less than half of the mass has the digits."""
     low, high = getattr(d, "low", -np.inf), getattr(d, "high", np.inf)
     loc, scale = d.base_dist.loc, d.base_dist.scale
     alpha, beta = floats((low - loc) / scale, (high - loc) / scale)
@@ -158,7 +158,7 @@ QUADRATURE: dict[type, Rule] = {
     ),
 }
 
-# A transform without parameters has its base's nodes, and 2% as far as it is not too curved over them.
+# A transform without parameters has the nodes of its base, and is accurate to 2% if not too curved over them.
 THROUGH_BASE: dict[str, str] = {
     "LogNormal": "scale ≤ 0.7",
     "sigmoid of a Normal": "scale ≤ 0.8",

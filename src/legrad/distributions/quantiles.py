@@ -1,6 +1,6 @@
-"""Quantiles of the Gamma, Beta and Student t distributions, which JAX and NumPyro alone do not have.
+"""Quantiles of the Gamma, Beta and Student t distributions, which JAX and NumPyro lack.
 
-A quantile is asked for at a fixed normal score z, that is with mass Φ(z) below it. In a coordinate y on the
+A quantile is computed at a fixed normal score z, that is with mass Φ(z) below it. In a coordinate y on the
 whole line the logarithm of the mass in the nearer tail is concave, so the third-order (Halley) step on
 
     f(y) = log tail(y) - log tail mass at z,      f' = pdf / tail,      f'' = f' (d log pdf / dy - f')
@@ -48,19 +48,19 @@ def _halley(
 
 
 def _by_tail(lower: Tail, upper: Tail, z: np.ndarray) -> Array:
-    """Each score from its own tail: one minus a mass near one has no digits left in float32."""
+    """Compute each score from its own tail: one minus a mass near one has no digits left in float32."""
     below, above = np.flatnonzero(z <= 0), np.flatnonzero(z > 0)
     parts = [f(at) for f, at in ((lower, below), (upper, above)) if at.size]
     return jnp.concatenate(parts)[np.argsort(np.concatenate([below, above]))]
 
 
 def _limit(dtype: jnp.dtype) -> float:
-    """Above this concentration the asymptotic start is better than what rounding leaves of a log-density."""
+    """Return the concentration above which the asymptotic start beats a log-density that rounding has degraded."""
     return 2e3 if jnp.finfo(dtype).bits <= 32 else 1e6
 
 
 def gamma_log(concentration: Array, z: np.ndarray) -> Array:
-    """Logarithm of the quantile of Gamma(concentration, 1) at scores `z` (leading axis: the nodes)."""
+    """Return the log of the quantile of Gamma(concentration, 1) at scores `z` (leading axis: the nodes)."""
     below, above = special.log_ndtr(z), special.log_ndtr(-z)
     return _by_tail(
         lambda at: _gamma_tail(concentration, z[at], below[at], below[at], 1.0),
@@ -90,7 +90,7 @@ def _gamma_tail(a: Array, z: Array, log_below: Array, log_mass: Array, sign: flo
 
 
 def beta_logit(concentration1: Array, concentration0: Array, z: np.ndarray) -> Array:
-    """Logit of the quantile of a Beta distribution at scores `z` (leading axis: the nodes)."""
+    """Return the logit of the quantile of a Beta distribution at scores `z` (leading axis: the nodes)."""
     a, b = concentration1, concentration0
     below, above = special.log_ndtr(z), special.log_ndtr(-z)
     return _by_tail(

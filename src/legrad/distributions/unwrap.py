@@ -34,12 +34,12 @@ def unwrap(fn: Distribution) -> Unwrapped:
 
 
 def unexpanded(fn: Distribution) -> Distribution:
-    """Remove Expanded alone, which changes no log-density but for its shape."""
+    """Remove only Expanded, which changes nothing about a log-density but its shape."""
     return _peel(fn, (ExpandedDistribution,))[0]
 
 
 def _peel(fn: Any, kinds: tuple[type, ...]) -> tuple[Distribution, list[Distribution]]:
-    """Remove wrappers of some kinds from the outside in; returns what is inside, and the wrappers."""
+    """Remove wrappers of some kinds from the outside in; return the inner distribution, and the wrappers."""
     wrappers: list[Any] = []
     inside: Any = fn
     while isinstance(inside, kinds):

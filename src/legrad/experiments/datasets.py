@@ -72,7 +72,7 @@ def mnist(data: str | Path | None = None, *, embedded: bool = False) -> Digits:
 
 
 def binarized_mnist(data: str | Path | None = None) -> Binarized:
-    """Binarized MNIST, from the file `binarized_mnist.npz` in the directory `data` or LEGRAD_DATA."""
+    """Return binarized MNIST, from the file `binarized_mnist.npz` in the directory `data` or LEGRAD_DATA."""
     expected = f"the file {_BINARIZED} (arrays train, valid and test, with the bits packed along axis 1)"
     given = _directory(data, expected, _POINT)
     if given is None:
@@ -109,7 +109,7 @@ def pair(digits: Digits, first: int, second: int) -> tuple[np.ndarray, np.ndarra
 
 
 def per_class(digits: Digits, number: int) -> Digits:
-    """The first `number` digits of each class: those of class 0, then those of class 1, and so on."""
+    """Return the first `number` digits of each class: those of class 0, then those of class 1, and so on."""
     if number < 1:
         raise DataError(f"expected at least one digit of each class; found number={number}")
     places = [np.flatnonzero(digits.labels == label)[:number] for label in range(10)]
@@ -126,7 +126,7 @@ def _error(path: Path | str, expected: str, found: str, step: str) -> DataError:
 
 
 def _directory(data: str | Path | None, content: str, step: str) -> Path | None:
-    """The directory that the caller or LEGRAD_DATA names, or None where neither does."""
+    """Return the directory that the caller or LEGRAD_DATA names, or None if neither does."""
     named = data if data is not None else os.environ.get("LEGRAD_DATA") or None
     path = None if named is None else Path(named)
     if path is not None and not path.is_dir():
@@ -177,7 +177,7 @@ def _idx(path: Path, magic: int, what: str, inner: tuple[int, ...]) -> np.ndarra
 
 
 def _bytes(path: Path) -> bytes:
-    """What the file holds, unpacked. Content decides over name, as browsers unpack a .gz and keep its name."""
+    """Return the unpacked content of a file. Content decides, not name: browsers unpack a .gz and keep its name."""
     try:
         raw = path.read_bytes()
         if raw[:2] == b"\x1f\x8b" or (raw and path.suffix == ".gz" and raw[:2] != b"\0\0"):

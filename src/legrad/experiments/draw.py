@@ -1,4 +1,4 @@
-"""What the figures and tables of all experiments share."""
+"""Parts that the figures and tables of all experiments share."""
 
 from __future__ import annotations
 

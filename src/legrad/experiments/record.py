@@ -59,7 +59,7 @@ def trajectory(
     seconds: float | None = None,
     label: str,
 ) -> Arrays:
-    """Fit, and give the record as arrays.
+    """Fit, and return the record as arrays.
 
     They are `elbo`, `gradient` and `seconds` by step, `final NAME`, and `kept NAME`, which is unconstrained.
     """
@@ -87,7 +87,7 @@ def trajectory(
 
 
 def seconds_of_steps(clock: np.ndarray) -> np.ndarray:
-    """Seconds after each step; compiling is taken out: the first step counts as the mean of the later ones."""
+    """Return the seconds after each step without compilation: the first step counts as the mean of later steps."""
     steps, seconds = clock[1:].T
     each = (seconds[-1] - seconds[0]) / max(1.0, steps[-1] - steps[0])
     return each + np.interp(np.arange(1, steps[-1] + 1), steps, seconds - seconds[0])

@@ -50,7 +50,7 @@ class ReportError(OSError):
 
 
 def prepare(out: Path) -> None:
-    """Raise what `write` would raise for want of a directory or a package: call it before a long experiment.
+    """Raise what `write` would raise for lack of a directory or a package; call this before a long experiment.
 
     Raises:
         ReportError: `out` cannot be made or written.
@@ -167,7 +167,7 @@ def _counted(claims: Sequence[Claim], one: str, many: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as one says them."""
+    """Return a duration in words."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -175,7 +175,7 @@ def duration(seconds: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The same in what strict JSON knows; numbers that JSON lacks become "nan", "inf" and "-inf"."""
+    """Convert a value to strict JSON; numbers that JSON lacks become "nan", "inf" and "-inf"."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -260,7 +260,7 @@ def _versions() -> dict[str, str]:
 
 
 def _machine() -> dict[str, Any]:
-    """What bears on the time it took; nothing that says whose machine it is."""
+    """Describe what affects the run time on this machine, and nothing that identifies the machine."""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):  # Linux only, where `platform` knows no more than "x86_64"
         lines = Path("/proc/cpuinfo").read_text().splitlines()

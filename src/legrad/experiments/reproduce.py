@@ -1,4 +1,4 @@
-"""Runs the experiments in stages and writes the report."""
+"""Run the experiments in stages and write the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user may choose.
+    """The settings that the user may choose.
 
     Attributes:
         quick: small sizes, on the digits that come with the install.
@@ -42,7 +42,7 @@ class Choice:
     layers: tuple[int, ...] = sbn.Settings.layers
 
     def change(self, **chosen: Any) -> Choice:
-        """The same with what the user gave; None leaves a choice as it is."""
+        """Return the settings with the user's choices; None leaves a setting unchanged."""
         given: dict[str, Any] = {name: tuple(value) for name, value in chosen.items() if value is not None}
         return replace(self, **given)
 
@@ -50,7 +50,7 @@ class Choice:
 def reproduce(
     which: str, out: Path, choice: Choice, *, fresh: bool = False, say: Callable[[str], None] = print
 ) -> Path:
-    """Run one experiment or "all" and give the path of the report; finished stages of an earlier run are kept."""
+    """Run one experiment or "all" and return the path of the report; finished stages of an earlier run are kept."""
     report.prepare(out)
     names = EXPERIMENTS if which == "all" else (which,)
     jobs = [_method(choice, which)]
@@ -67,7 +67,7 @@ def reproduce(
 
 
 def _command(name: str, choice: Choice, *, digits: bool = False, layers: bool = False) -> str:
-    """The command that runs it again."""
+    """Return the command that repeats a run."""
     words = ["legrad", "reproduce", name]
     words += ["--quick"] if choice.quick else []
     words += ["--data", "DIR"] if choice.data is not None and name != "gaussian" else []

@@ -1,4 +1,4 @@
-"""What an experiment hands to the report: claims, pictures, tables and the settings behind them."""
+"""The parts of an experiment's report: claims, pictures, tables and the settings behind them."""
 
 from __future__ import annotations
 

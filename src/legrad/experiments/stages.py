@@ -1,4 +1,4 @@
-"""Long work in stages that are kept: an interrupted run goes on where it was.
+"""Long work in stages that are kept: an interrupted run resumes where it stopped.
 
 A stage is a function of the stages before it that gives arrays. They are written to a file of arrays (never code) as
 soon as they are there, with a mark of the settings, data and versions that made them. Other settings have other
@@ -37,7 +37,7 @@ class StageError(OSError):
 
 
 class Stages:
-    """Where the stages of all experiments are kept.
+    """The store of the stages of all experiments.
 
     Args:
         folder: for their files.
@@ -105,7 +105,7 @@ def _versions() -> dict[str, str]:
 
 
 def _write(path: Path, mark: str, arrays: Arrays) -> None:
-    """Whole or not at all: a new file takes the place of the old one only when it is complete."""
+    """Write a file as a whole or not at all: a new file replaces the old one only when it is complete."""
     named: dict[str, Any] = {_MARK: np.asarray(mark), **arrays}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

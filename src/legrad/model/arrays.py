@@ -1,4 +1,4 @@
-"""Which arguments of a model are data: arrays become inputs of a compiled program, all else stays as it is."""
+"""Splitting a model's arguments: arrays are data and become inputs of a compiled program, the rest is constant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Arrays become inputs of the compiled program; everything else stays as it is, known while tracing."""
+    """Split a tree into its arrays, and a function that puts arrays back among the leaves known while tracing."""
     leaves, structure = jax.tree.flatten(tree)
     dynamic = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
 

@@ -1,4 +1,4 @@
-"""A plain log-density in the place of a model."""
+"""A plain log-density instead of a model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 class LogDensity:
-    """A plain log-density in the place of a model; see `log_density`."""
+    """A plain log-density instead of a model; see `log_density`."""
 
     def __init__(self, f: Callable[[dict[str, Any]], Any]) -> None:
         self.f = f
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: it is not a model that could be run."""
+        """Raise a TypeError: a log-density is not a model that can be run."""
         raise TypeError(
             "a legrad.log_density is not a NumPyro model and cannot be run as one: pass it to legrad.fit or "
             "legrad.compare, with a guide that names its latents"
@@ -21,7 +21,7 @@ class LogDensity:
 
 
 def log_density(f: Callable[[dict[str, Any]], Any]) -> LogDensity:
-    """Let a plain log-density stand where `fit` and `compare` take a model.
+    """Wrap a plain log-density for use where `fit` and `compare` take a model.
 
     Args:
         f: `f(latents: dict) -> scalar`, the unnormalized log-density of the latents that the guide names.

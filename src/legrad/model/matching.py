@@ -1,4 +1,4 @@
-"""Do model and guide belong together? Each latent of one must be a latent of the other, of the same shape."""
+"""Checks that model and guide match: each latent of one must be a latent of the other, of the same shape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reject_mutable(trace: Mapping[str, Any], where: str) -> None:
 
 
 def check_match(model: Mapping[str, Any], latents: Mapping[str, Any]) -> None:
-    """Raise where the latents of a model and of its guide are not the same, naming the site and the remedy."""
+    """Raise if the latents of a model and of its guide are not the same, naming the site and the remedy."""
     in_model = {name: site for name, site in sample_sites(model) if not site["is_observed"]}
     for name, site in in_model.items():
         if name in latents:

@@ -1,7 +1,7 @@
-"""What legrad says about a fit without stopping it."""
+"""The warning about a fit that does not stop the fit."""
 
 from __future__ import annotations
 
 
 class FitWarning(UserWarning):
-    """A fit that ran, and that should not be trusted as it is: the message says why and what to try."""
+    """A fit has run, but should not be trusted as it is: the message says why and what to try."""

@@ -1,4 +1,4 @@
-"""What a fit climbs: model and guide as functions of unconstrained parameters.
+"""The objective of a fit: model and guide as functions of unconstrained parameters.
 
 params = constrain(u) and the plates' indices,    loss(u) = −ELBO, estimated,    u ← u + optimizer(∇ loss)
 """
@@ -37,7 +37,7 @@ class Objective:
     parameters: Parameters = field(repr=False)
 
     def problem(self, unconstrained: Unconstrained, given: Given) -> Problem:
-        """Put model, guide, parameters and data together."""
+        """Return model, guide, parameters and data as a problem."""
         params = self.parameters.constrain(unconstrained) | given.plates
         return Problem(self.model, self.guide, params, given.args, given.kwargs)
 
@@ -73,7 +73,7 @@ def update(
     memory: Any,
     rate: jax.Array | None = None,
 ) -> Updated:
-    """Take one step down a loss; `rate` multiplies what the optimizer adds to the parameters."""
+    """Take one step down a loss; `rate` multiplies the update that the optimizer adds to the parameters."""
     value, gradient = jax.value_and_grad(loss)(unconstrained)
     updates, memory = optimizer.update(gradient, memory, unconstrained)
     if rate is not None:

@@ -1,4 +1,4 @@
-"""The parameters of a model and guide: initial values, constraints, and the way to unconstrained space and back."""
+"""The parameters of a model and guide: initial values, constraints, and the maps to unconstrained space and back."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Params = dict[str, Any]
 
 
 class Parameters:
-    """What `numpyro.param` statements of model and guide declare.
+    """The parameters that `numpyro.param` statements of model and guide declare.
 
     Args:
         model: the model (or `legrad.log_density`).
         guide: the guide.
-        args: their arguments.
-        kwargs: their keyword arguments.
-        key: for initial values that are random.
-        given: values that replace the initial ones, constrained.
+        args: positional arguments of model and guide.
+        kwargs: keyword arguments of model and guide.
+        key: the random key of initial values that are random.
+        given: values that replace the initial values, constrained.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Parameters:
                 )
 
     def constrain(self, unconstrained: Params) -> Params:
-        """To the space in which model and guide take them."""
+        """Map parameters to the constrained space, in which model and guide take them."""
         return {name: self.transforms[name](value) for name, value in unconstrained.items()}
 
     def unconstrain(self, params: Params) -> Params:
-        """To the space in which they are optimized."""
+        """Map parameters to the unconstrained space, in which they are optimized."""
         return {name: _strong(self.transforms[name].inv(value)) for name, value in params.items()}
 
 
@@ -87,7 +87,7 @@ def declared(
     key: jax.Array,
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The sites of the `numpyro.param` statements of guide and model, by name; a model that is None has none."""
+    """Return the sites of the `numpyro.param` statements of guide and model, by name; the model may be None."""
     of_guide, of_model = jax.random.split(key)
     with handlers.seed(rng_seed=of_guide), handlers.trace() as trace, handlers.substitute(data=given):
         guide(*args, **kwargs)
@@ -108,15 +108,15 @@ def require_same(
     kwargs: Mapping[str, Any],
     file: str,
 ) -> None:
-    """Raise where model and guide do not have the parameters of a file, by names and shapes.
+    """Raise if model and guide do not have the parameters of a file, by names and shapes.
 
     Args:
-        params: those of the file.
-        model: the model; None where it is not known, and parameters that the guide does not have may be its own.
+        params: the parameters in the file.
+        model: the model; None if it is not known, so that parameters that the guide lacks may belong to the model.
         guide: the guide.
-        args: their arguments.
-        kwargs: their keyword arguments.
-        file: its name, for the message.
+        args: positional arguments of model and guide.
+        kwargs: keyword arguments of model and guide.
+        file: the name of the file, for the message.
     """
     sites = declared(model, guide, args, kwargs, jax.random.key(0), {})
     lacks, more = sorted(set(sites) - set(params)), sorted(set(params) - set(sites)) if model is not None else []
@@ -136,7 +136,7 @@ def require_same(
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Of the leaves, by their paths."""
+    """Return the shapes of the leaves, by their paths."""
     return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -156,5 +156,5 @@ def _check_finite(params: Mapping[str, Any]) -> None:
 
 
 def _strong(tree: Any) -> Any:
-    """Arrays with a definite type, so that a compiled step keeps the types it was given."""
+    """Return arrays with a definite type, so that a compiled step keeps the types it was given."""
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), tree)

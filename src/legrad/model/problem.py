@@ -1,8 +1,8 @@
-"""What a model and a guide say: latent sites, additive terms of `log p` and `log q`, and who is whose parent.
+"""Model and guide as a problem: latent sites, additive terms of `log p` and `log q`, and the parents of each latent.
 
 The guide is read as a program with two kinds of input: the *coordinates* of the sites that an estimator holds
-fixed (x), and the noise. Every other latent is recomputed from them, so one program gives every quantity that an
-estimator needs, at the pivot and at any candidate:
+fixed (x), and the noise. Every other latent is recomputed from these inputs, so one program gives every quantity that
+an estimator needs, at the pivot and at any candidate:
 
     evaluate(coordinates, noise)  →  the terms of log p, the factors of log q, the distributions
 """
@@ -53,10 +53,10 @@ class Noise(NamedTuple):
 
 
 class _Keys(Messenger):
-    """Gives each statement a key by its position, whether it needs one or not.
+    """A messenger that gives each statement a key by its position, whether the statement needs one or not.
 
     NumPyro's `seed` skips statements that already have a value, so fixing one site would change the noise of
-    the later ones.
+    later sites.
     """
 
     def __init__(self, noise: Noise, offset: int = 0) -> None:
@@ -82,13 +82,13 @@ class Evaluation(NamedTuple):
     observed: dict[str, jax.Array]  # the data of the model's observed sites, zero where masked
 
     def terms(self) -> dict[str, jax.Array]:
-        """All additive terms of f."""
+        """Return all additive terms of f."""
         return {f"log p({k})": v for k, v in self.log_p.items()} | {
             f"-log q({k})": v for k, v in self.minus_log_q.items()
         }
 
     def total(self, stop: Collection[str] = ()) -> jax.Array:
-        """f, with no gradient through log q of the sites in `stop`: its expected score is zero."""
+        """Return f with no gradient through log q of the sites in `stop`, whose expected score is zero."""
         parts = [*self.log_p.values()]
         parts += [stop_gradient(v) if k in stop else v for k, v in self.minus_log_q.items()]
         return sum((jnp.sum(part) for part in parts), start=jnp.zeros(()))
@@ -99,7 +99,7 @@ class Problem:
     """A model and a guide at given parameters and data.
 
     Attributes:
-        entropy: whether f holds -log q (the ELBO) or only log p (the expectation of a function).
+        entropy: whether f contains -log q (the ELBO) or only log p (the expectation of a function).
     """
 
     model: Callable[..., Any]
@@ -110,7 +110,7 @@ class Problem:
     entropy: bool = True
 
     def stopped(self) -> Problem:
-        """The same problem with no gradient path: for values that only weigh a score."""
+        """Return the same problem with no gradient path, for values that only weigh a score."""
         params, args, kwargs = jax.tree.map(_stop, (dict(self.params), self.args, dict(self.kwargs)))
         return Problem(self.model, self.guide, params, args, kwargs, self.entropy)
 
@@ -131,7 +131,7 @@ class Problem:
         Args:
             coordinates: the fixed sites.
             noise: the noise of the pivot.
-            pivot: what `draw` gave, for the transforms from coordinate to value.
+            pivot: the result of `draw`, for the transforms from coordinate to value.
             exact_entropy: sites whose -log q is replaced by its expectation given the site's parents.
         """
         values = {name: replace(pivot[name], coordinate=z).value for name, z in coordinates.items()}
@@ -140,10 +140,10 @@ class Problem:
     def evaluate_draw(
         self, draw: Draw, coordinates: Coordinates, noise: Noise, *, exact_entropy: Collection[str] = ()
     ) -> Evaluation:
-        """As `evaluate`, at the coordinates of a draw itself: the guide need not run again.
+        """Do the same as `evaluate` at the coordinates of a draw itself, where the guide need not run again.
 
-        The guide does run again where a fixed site has real numbers: a draw of these may have a gradient path (also
-        where NumPyro does not call the distribution reparameterized), and whatever depends on it would inherit that.
+        The guide does run again if a fixed site is real-valued: a real draw may have a gradient path (even if NumPyro
+        does not call the distribution reparameterized), and everything that depends on the draw would inherit it.
         """
         if any(jnp.issubdtype(jnp.result_type(draw[name].coordinate), jnp.inexact) for name in coordinates):
             return self.evaluate(coordinates, noise, pivot=draw, exact_entropy=exact_entropy)
@@ -170,11 +170,11 @@ class Problem:
         return Evaluation(log_p, minus_log_q, factors, observed)
 
     def divergence(self, other: Problem, noise: Noise) -> dict[str, jax.Array]:
-        """KL of this guide from another, for each latent by element, given its parents at a draw of this one.
+        """Return the KL of this guide from another, for each latent by element, given its parents at a draw.
 
-        An element with candidates sums or integrates over them; of others it is the estimate exp(-d) - 1 + d at the
-        draw, with d the log-ratio. A multivariate Normal counts by its marginals, another event without scalar
-        elements as the mean over its coordinates.
+        For an element with candidates, KL is a sum or integral over them; for other elements it is the estimate
+        exp(-d) - 1 + d at the draw, with d the log-ratio. A multivariate Normal counts by its marginals, any other
+        event without scalar elements as the mean over its coordinates.
         """
         trace = self._run_guide({}, noise)
         values = {name: site["value"] for name, site in sample_sites(trace) if not site["is_observed"]}
@@ -198,7 +198,7 @@ class Problem:
         return {name: one(factor, there[name]) for name, factor in factors_of(trace).items()}
 
     def parents(self, pivot: Mapping[str, Factor], noise: Noise) -> dict[str, frozenset[str]]:
-        """For each latent of the guide, the latents that its distribution's parameters depend on directly.
+        """Return for each latent of the guide the latents that its distribution's parameters depend on directly.
 
         A site that is its own parent has elements that depend on each other (NumPyro's `scan`).
         """
@@ -246,5 +246,5 @@ class Problem:
 
 
 def _stop(x: Any) -> Any:
-    # A concrete array has no gradient path, and what it holds stays readable for planning.
+    # A concrete array has no gradient path, and its numbers stay readable for planning.
     return same_numbers(stop_gradient(x), x) if isinstance(x, _compat.Tracer) else x

@@ -18,23 +18,23 @@ from legrad.distributions.unwrap import unwrap
 
 @dataclass(frozen=True)
 class Factor:
-    """One latent site of the guide: its distribution at given parents, and how its value is made of elements."""
+    """One latent site of the guide: its distribution given the parents, and how elements make up its value."""
 
     name: str
     fn: Distribution
     coordinate: jax.Array
-    scale: Any  # what f multiplies log q with: plate and handler scales; scores never use it
+    scale: Any  # the factor of log q in f: plate and handler scales; scores never use it
     mask: jax.Array | None  # where log q counts in f
     in_scan: bool = False
 
     @property
     def scalar(self) -> elements.Scalar | None:
-        """Its scalar elements; None where it has none (a MultivariateNormal, a Dirichlet)."""
+        """The scalar elements of the site; None if it has none (a MultivariateNormal, a Dirichlet)."""
         return elements.scalar(self.fn)
 
     @property
     def elements(self) -> elements.Scalar:
-        """Its scalar elements, where it is known to have them."""
+        """The scalar elements of a site that is known to have them."""
         scalar = self.scalar
         assert scalar is not None
         return scalar
@@ -45,11 +45,11 @@ class Factor:
         return type(unwrap(self.fn).bare).__name__
 
     def counted(self, term: jax.Array) -> jax.Array:
-        """A term of this factor as f counts it: scaled and masked."""
+        """Return a term of this factor as f counts it: scaled and masked."""
         return self.counts(self.scale * term)
 
     def counts(self, term: jax.Array) -> jax.Array:
-        """A term of this factor, zero where it is masked."""
+        """Return a term of this factor, zero where it is masked."""
         return term if self.mask is None else jnp.where(self.mask, term, 0.0)
 
     @property
@@ -59,14 +59,14 @@ class Factor:
         return self.coordinate if scalar is None else scalar.value(self.coordinate)
 
     def log_prob(self, coordinate: jax.Array | None = None) -> jax.Array:
-        """The bare log q of each element: no scale, no mask."""
+        """Return the bare log q of each element: no scale, no mask."""
         z = self.coordinate if coordinate is None else coordinate
         scalar = self.scalar
         return log_prob(unwrap(self.fn).bare, z) if scalar is None else scalar.log_prob(z)
 
 
 class Draw(dict[str, Factor]):
-    """A factor for each latent of the guide, in ancestral order, its coordinate being the draw.
+    """A draw from the guide: a factor for each latent, in ancestral order, with the draw as its coordinate.
 
     Attributes:
         trace: the guide as it ran.
@@ -77,7 +77,7 @@ class Draw(dict[str, Factor]):
         self.trace = trace
 
     def moved(self, values: Mapping[str, jax.Array]) -> Draw:
-        """The same with other values of some discrete sites, which no other latent of the guide depends on."""
+        """Return the draw with other values of some discrete sites, on which no other latent of the guide depends."""
         return Draw(self.trace | {name: self.trace[name] | {"value": value} for name, value in values.items()})
 
 
@@ -87,7 +87,7 @@ def sample_sites(trace: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _expanded(site: Any) -> Any:
-    """A `sample_shape` outside of plates stands beside the distribution: put it in."""
+    """Return the distribution expanded by a `sample_shape` outside plates, which NumPyro keeps separately."""
     shape = site["kwargs"].get("sample_shape", ())
     return site | {"fn": site["fn"].expand(shape + site["fn"].batch_shape)} if shape else site
 
@@ -102,7 +102,7 @@ def delta_sites(trace: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def factors_of(trace: Mapping[str, Any]) -> dict[str, Factor]:
-    """The random latents of the guide; a Delta is a function of its parents, not a latent of its own."""
+    """Return the random latents of the guide; a Delta is a function of its parents, not a latent of its own."""
     factors = {}
     for name, site in sample_sites(trace):
         if site["is_observed"] or _is_delta(site):
@@ -110,7 +110,7 @@ def factors_of(trace: Mapping[str, Any]) -> dict[str, Factor]:
         scalar = elements.scalar(site["fn"])
         value = site["value"]
         if scalar is not None and scalar.transforms:
-            # The value before the transforms: exact where NumPyro kept it, else inverted.
+            # The value before the transforms: exact if NumPyro kept it, else inverted.
             value = site["intermediates"][0][0] if site["intermediates"] else _invert(scalar, value)
         in_scan = "_scan_current_index" in site["infer"]
         factors[name] = Factor(name, site["fn"], value, _scale(site), unwrap(site["fn"]).mask, in_scan)
@@ -124,7 +124,7 @@ def _invert(scalar: elements.Scalar, value: jax.Array) -> jax.Array:
 
 
 def log_q_terms(factor: Factor, exact: bool) -> list[tuple[str, jax.Array]]:
-    """Return the terms of -log q of a factor, by name; `exact` puts the entropy in the place of -log q."""
+    """Return the terms of -log q of a factor, by name; `exact` replaces -log q by the entropy."""
     scalar = factor.scalar
     if not exact or scalar is None:
         return [(factor.name, -factor.log_prob())]
@@ -137,7 +137,7 @@ def log_q_terms(factor: Factor, exact: bool) -> list[tuple[str, jax.Array]]:
 
 
 def site_log_prob(site: Any) -> jax.Array:
-    """Elementwise, scaled and masked: the terms that a sample statement adds to the log-density."""
+    """Return the terms that a sample statement adds to the log-density: elementwise, scaled and masked."""
     bare, mask = unwrap(site["fn"])
     value = site["value"]
     if mask is not None:
@@ -150,7 +150,7 @@ def site_log_prob(site: Any) -> jax.Array:
 
 
 def _scale(site: Any) -> Any:
-    """The site's scale, aligned with its elementwise log-density: event axes follow the batch axes."""
+    """Return the site's scale, aligned with its elementwise log-density: event axes follow the batch axes."""
     if site["scale"] is None:
         return 1.0
     events = site["fn"].event_dim - unwrap(site["fn"]).bare.event_dim

@@ -1,8 +1,8 @@
-"""Models and guides run in one thread at a time.
+"""A lock that lets models and guides run in one thread at a time.
 
-NumPyro keeps the handlers that are active in one list for all threads, so a statement of one thread would be handled
-by those of another. Whatever runs a model or guide does so inside `one_at_a_time`;
-compiled programs need not, and fits in several threads take their steps at the same time.
+NumPyro keeps the active handlers in one list for all threads, so a statement of one thread would be handled by the
+handlers of another. Code that runs a model or guide does so inside `one_at_a_time`; compiled programs need no lock,
+so fits in several threads take their steps at the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["one_at_a_time"]
 
 
 class _OneAtATime(ContextDecorator):
-    """Hold the lock: `with one_at_a_time:`, or `@one_at_a_time`; a thread that is inside may enter again."""
+    """The lock, for `with one_at_a_time:` or `@one_at_a_time`; a thread that holds the lock may enter again."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

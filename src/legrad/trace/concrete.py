@@ -1,7 +1,7 @@
 """The numbers behind arrays, while a program is traced.
 
 Inside `jit` the arguments of a program are abstract. A caller that compiles for one set of data, as `fit` does, says
-so with `compiled_for`, and what those data decide (which links are there, which entries are zero) can be planned.
+so with `compiled_for`; plans can then use what those data determine (which links exist, which entries are zero).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from legrad import _compat
 
-_READABLE = 1 << 27  # numbers; larger arrays are not looked into
+_READABLE = 1 << 27  # numbers; larger arrays are not read
 
 
 class _Behind(threading.local):
@@ -34,7 +34,7 @@ _BEHIND = _Behind()
 
 @contextmanager
 def compiled_for(tracers: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
-    """Say which arrays stand behind the arguments of a program, while it is traced.
+    """Declare which arrays are behind the arguments of a program, while the program is traced.
 
     The compiled program must be run with these values only.
     """
@@ -47,14 +47,14 @@ def compiled_for(tracers: Sequence[Any], values: Sequence[Any]) -> Iterator[None
 
 
 def same_numbers(new: Any, old: Any) -> Any:
-    """Return `new`, which holds the numbers of `old`, and let it be read where `old` can be."""
+    """Return `new`, which holds the numbers of `old`, and make it readable if `old` is."""
     if _BEHIND.arrays and (numbers := read(old)) is not None:
         _BEHIND.arrays[id(new)] = (new, numbers)
     return new
 
 
 def read(value: Any) -> np.ndarray | None:
-    """Return the numbers in an array, or None where they cannot be read now."""
+    """Return the numbers in an array, or None if they cannot be read now."""
     while (behind := _BEHIND.arrays.get(id(value), (None, value))[1]) is not value:
         value = behind  # which may be a tracer of an outer program itself
     if not _compat.is_concrete(value) or np.size(value) > _READABLE:

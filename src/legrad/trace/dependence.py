@@ -6,10 +6,10 @@ Every intermediate number carries what it may have been influenced by, in one of
             int32; joining two takes minima, and "sees nothing" is EMPTY in all places
     a set   a bit for each element of the latent, in words of uint64; joining two is "or", "sees nothing" is no bit
 
-Either lies on a leading axis, which no rule looks into: latents are followed together by laying theirs side by side.
-A program is followed by running its data movement on these arrays and joining wherever it mixes numbers. A primitive
-without a rule mixes everything with everything, which is always sound. Sets are exact where boxes hold what lies
-between, and take memory for every element times every number: they are for programs that are small enough.
+Both forms use a leading axis, which no rule looks into: several latents are followed together by concatenating along
+that axis. A program is followed by running its data movement on these arrays and joining wherever it mixes numbers. A
+primitive without a rule mixes everything with everything, which is always sound. Sets are exact, while boxes include
+what lies between; but sets take memory for every element times every number, so they are for small programs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EMPTY = np.iinfo(np.int32).max
 
 
 def own_boxes(shape: tuple[int, ...], event_ndim: int = 0) -> np.ndarray:
-    """Each element of an array sees itself; trailing event axes belong to the element.
+    """Return boxes in which each element of an array sees itself; trailing event axes belong to the element.
 
     An array with no batch axis is one element: it gets one axis, so that there is something to see.
     """
@@ -42,7 +42,7 @@ def own_boxes(shape: tuple[int, ...], event_ndim: int = 0) -> np.ndarray:
 
 
 def own_sets(shape: tuple[int, ...], event_ndim: int = 0) -> np.ndarray:
-    """As `own_boxes`, for sets: element i is bit i % 64 of word i // 64."""
+    """Return the same as `own_boxes` in the form of sets: element i is bit i % 64 of word i // 64."""
     batch = shape[: len(shape) - event_ndim]
     i = np.arange(math.prod(batch))
     words = np.zeros((-(-max(i.size, 1) // 64), i.size), np.uint64)
@@ -52,34 +52,34 @@ def own_sets(shape: tuple[int, ...], event_ndim: int = 0) -> np.ndarray:
 
 
 def members(sets: np.ndarray) -> np.ndarray:
-    """Sets as flags: (words, ...) → (..., 64 · words)."""
+    """Return sets as flags: (words, ...) → (..., 64 · words)."""
     octets = np.ascontiguousarray(np.moveaxis(sets, 0, -1)).astype("<u8", copy=False).view(np.uint8)
     return np.unpackbits(octets, axis=-1, bitorder="little").astype(bool)
 
 
 def join(*parts: np.ndarray) -> np.ndarray:
-    """What is seen by any of some numbers; shapes broadcast."""
+    """Return what any of some numbers sees; shapes broadcast."""
     return reduce(_form(parts[0])[0], parts)
 
 
 def _form(seen: np.ndarray) -> tuple[np.ufunc, int]:
-    """How two are joined, and how "sees nothing" is written."""
+    """Return the function that joins two boxes or sets, and the value that means "sees nothing"."""
     return (np.bitwise_or, 0) if seen.dtype == np.uint64 else (np.minimum, EMPTY)
 
 
 def join_over(seen: np.ndarray, axes: int | tuple[int, ...], keepdims: bool = False) -> np.ndarray:
-    """The same for all numbers along some axes."""
+    """Join what all numbers along some axes see."""
     together, none = _form(seen)
     return together.reduce(seen, axis=axes, keepdims=keepdims, initial=none)
 
 
 def nothing(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """An array of numbers that see nothing."""
+    """Return an array of numbers that see nothing."""
     return np.full((len(like), *shape), _form(like)[1], like.dtype)
 
 
 class Unseen:
-    """A value that sees nothing; `read` gives its numbers, or None where they are not known while tracing."""
+    """A value that sees nothing; `read` returns its numbers, or None if they are not known while tracing."""
 
     def __init__(self, read: Callable[[], np.ndarray | None]) -> None:
         self.read = read
@@ -89,11 +89,11 @@ Seen = np.ndarray | Unseen
 
 
 def reach(program: Program, seen: Any) -> Any:
-    """Follow a program: what every output sees, None where that is nothing.
+    """Follow a program; return what every output sees, None for an output that sees nothing.
 
     Args:
         program: the program.
-        seen: the boxes or sets of its inputs, in their structure; None for an input that sees nothing.
+        seen: the boxes or sets of the inputs, in the structure of the inputs; None for an input that sees nothing.
     """
     leaves = jax.tree.leaves(seen, is_leaf=lambda box: box is None)
     found = {i: box for i, box in zip(program.inputs, leaves, strict=True) if box is not None}
@@ -104,13 +104,13 @@ def reach(program: Program, seen: Any) -> Any:
         rule = _elementwise if op.name in ELEMENTWISE_OPERATIONS else RULES.get(op.name, _everything)
         results = rule(op.eqn, operands)
         for i, box in zip(op.outputs, results, strict=True):
-            # A rule that gets a shape wrong could claim independence that is not there.
+            # A rule that gets a shape wrong could claim independence that does not hold.
             assert box.shape[1:] == program.shapes[i], (op.name, box.shape)
             found[i] = box
     return jax.tree.unflatten(program.structure, [found.get(o) for o in program.outputs])
 
 
-# --- the rules: one family a function ------------------------------------------------------------------------
+# --- the rules: one function per family ----------------------------------------------------------------------
 
 
 def _boxes(x: Seen, like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Walks a jaxpr with values of any kind.
+"""An interpreter that walks a jaxpr with values of any kind.
 
-The loop, the environment and the handling of nested programs live here once; what a value is and what a
-primitive does to it is up to the `rule` that the caller brings.
+The loop, the environment and the handling of nested programs are written once, here; the `rule` that the caller
+passes decides what a value is and what a primitive does to it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def interpret(
         jaxpr: the open jaxpr to walk; programs that an equation merely wraps are walked in place.
         consts: the jaxpr's constants, as plain arrays (or tracers).
         inputs: one abstract value for each input variable.
-        rule: `rule(equation, operands)` gives the abstract values of the equation's results.
-        lift: makes an abstract value of a plain constant.
-        enter: a context to walk a nested program in, given the equation that wraps it.
+        rule: `rule(equation, operands)` returns the abstract values of the equation's results.
+        lift: a function that makes an abstract value of a plain constant.
+        enter: a function from the equation that wraps a nested program to the context in which to walk that program.
     """
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, map(lift, consts), strict=True))
     env.update(zip(jaxpr.invars, inputs, strict=True))

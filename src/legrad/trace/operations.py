@@ -1,7 +1,7 @@
 """Functions that stay one operation of a traced program, under a name of their own.
 
-A program that is followed operation by operation takes such a function for one more primitive, and may have a rule
-for it: what the function means is plain there, and lost among the primitives that it is made of.
+Code that follows a program operation by operation treats such a function as one more primitive, and may have a rule
+for it: as one operation its meaning is plain, while it would be lost among the primitives that make up the function.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _FITS: dict[str, Callable[..., bool]] = {}
 
 
 def operation(fn: Callable[..., jax.Array], *, fits: Callable[..., bool] | None = None) -> Callable[..., jax.Array]:
-    """A function of arrays as an operation with the function's name.
+    """Return a function of arrays as an operation with the function's name.
 
     Args:
-        fn: the function; elementwise, of operands of one shape, unless `fits` says what else it is.
-        fits: whether the shapes of operands and result are those of one call: under `vmap` they would be others.
+        fn: the function; elementwise, of operands of one shape, unless `fits` is given.
+        fits: whether the shapes of operands and result are those of a single call; under `vmap` they would differ.
     """
 
     def named(*operands: jax.Array) -> jax.Array:
@@ -41,7 +41,7 @@ def operation(fn: Callable[..., jax.Array], *, fits: Callable[..., bool] | None 
 
 
 def name_of(eqn: Any) -> str:
-    """The name of a primitive or operation."""
+    """Return the name of a primitive or operation."""
     inner = str(eqn.params.get("name", "")) if eqn.primitive.name == "jit" else ""
     if inner not in OPERATIONS:
         return str(eqn.primitive.name)

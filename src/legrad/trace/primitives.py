@@ -1,4 +1,4 @@
-"""What is known of JAX's primitives apart from any use of them."""
+"""Properties of JAX's primitives that do not depend on their use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A traced function as a flat list of operations: nested programs inlined, every value with a number of its own.
 
-This is the one form in which the package reads a JAX program. What follows one-element changes (`singlesite`) and
-what proves independence (`dependence`) walk the same list, and read the same constants.
+This is the one form in which the package reads a JAX program. The code that follows one-element changes
+(`singlesite`) and the code that proves independence (`dependence`) walk the same list, and read the same constants.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from legrad.trace.sums import only_summed
 
 
 class Op(NamedTuple):
-    """One equation; its operands and results by number.
+    """One equation, with its operands and results by number.
 
     A look-up in a constant table by several indices has each index as an operand of its own
     (`singlesite.rewrites`).
@@ -37,7 +37,7 @@ class Op(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The line of code that it comes from."""
+        """The line of code that the equation comes from."""
         return next((line for line in map(_compat.source_line, (self.eqn, *self.around)) if line), "")
 
     @property
@@ -46,7 +46,7 @@ class Op(NamedTuple):
         return name_of(self.eqn)
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
-        """The results for some operands."""
+        """Return the results for given operands."""
         if len(operands) > len(self.eqn.invars):
             table, *parts = operands
             operands = [table, jnp.concatenate(parts, axis=-1)]
@@ -54,7 +54,7 @@ class Op(NamedTuple):
 
 
 Rewrite = Callable[["Program", Any, list[int]], list[int]]
-"""`rewrite(program, equation, operands)` appends an equation in whatever form; it gives the results' numbers."""
+"""`rewrite(program, equation, operands)` appends an equation in any form, and returns the numbers of its results."""
 
 
 class Program:
@@ -62,8 +62,8 @@ class Program:
 
     Args:
         f: a function of a pytree of arrays that returns a pytree of arrays.
-        x: its argument, needed for shapes and types only.
-        rewrite: how an equation is appended; as it is, by `Program.append`, if None.
+        x: the argument of `f`, needed for shapes and types only.
+        rewrite: how an equation is appended; if None, unchanged, by `Program.append`.
 
     Attributes:
         result: the shapes and types of what `f` returns, in its structure.
@@ -95,7 +95,7 @@ class Program:
     # --- building it --------------------------------------------------------------------------------------------
 
     def append(self, eqn: Any, operands: list[int]) -> list[int]:
-        """Append an equation as it is; returns the numbers of its results."""
+        """Append an equation unchanged; return the numbers of its results."""
         op = Op(eqn, tuple(operands), tuple(self._number(v.aval) for v in eqn.outvars), self._around)
         if not self._varying.isdisjoint(operands):
             self._varying.update(op.outputs)
@@ -104,7 +104,7 @@ class Program:
         return list(op.outputs)
 
     def inline(self, eqn: Any, closed: Any, operands: list[int]) -> list[int]:
-        """Append the equations of a closed jaxpr in the place of one equation."""
+        """Append the equations of a closed jaxpr instead of one equation."""
         with self._enter(eqn):
             return self._walk(closed, operands)
 
@@ -169,7 +169,7 @@ class Program:
         return values
 
     def _leading_to(self, ops: Sequence[Op]) -> list[Op]:
-        """Return the operations that lead to some, and these, in order."""
+        """Return some operations together with those that lead to them, in order."""
         places, ahead = set[int](), [self._place[op.outputs[0]] for op in ops]
         while ahead:
             place = ahead.pop()
@@ -193,7 +193,7 @@ class Program:
         return users
 
     def reached(self, number: int) -> list[Op]:
-        """The operations that depend on one input, in order."""
+        """Return the operations that depend on one input, in order."""
         if number not in self._reached:
             places, ahead = set[int](), [number]
             while ahead:
@@ -205,11 +205,11 @@ class Program:
         return self._reached[number]
 
     def dependents(self, number: int) -> set[int]:
-        """The values that depend on one input."""
+        """Return the values that depend on one input."""
         return {number}.union(*(op.outputs for op in self.reached(number)))
 
     def touched(self, number: int) -> list[int]:
-        """The outputs that depend on one input."""
+        """Return the outputs that depend on one input."""
         dependents = self.dependents(number)
         return [o for o in dict.fromkeys(self.outputs) if o in dependents]
 
@@ -218,7 +218,7 @@ class Program:
         return number not in self._varying
 
     def read(self, number: int) -> np.ndarray | None:
-        """What a constant holds, where that can be read while tracing; None otherwise."""
+        """Return the numbers of a constant if they can be read while tracing; else None."""
         if number in self._varying:
             return None
         if number not in self._read:
@@ -227,7 +227,7 @@ class Program:
         return value if value is None else np.asarray(value)
 
     def _evaluate_now(self, number: int) -> None:
-        """Evaluate what leads to a constant, in order."""
+        """Evaluate the operations that lead to a constant, in order."""
         needed, ahead = set(), [number]
         while ahead:
             i = ahead.pop()

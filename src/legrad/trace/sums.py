@@ -1,6 +1,6 @@
 """Where only sums matter: values of a program that reach its results through sums alone.
 
-The results of a program count as lists of additive terms, which are added up.
+The results of a program count as lists of additive terms, of which only the total matters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def only_summed(program: Program) -> dict[int, frozenset[int]]:
-    """For each value, find the axes along which nothing but its sum matters; of a result, these are all axes."""
+    """Find the axes of each value along which only the sum matters; for a result, these are all axes."""
     axes: dict[int, frozenset[int]] = {i: frozenset(range(len(program.shapes[i]))) for i in program.outputs}
     for op in reversed(program.ops):
         for i in op.inputs:
