@@ -15,7 +15,7 @@ def page() -> str:
     lines = [
         "# Which distributions are treated locally",
         "",
-        "This is about the *guide*: its factors decide how the gradient is taken. The model may hold anything.",
+        "This is about the *guide*: its factors decide how the gradient is taken. The model may contain anything.",
         "",
         "## Finite supports: summed exactly",
         "",
@@ -34,7 +34,7 @@ def page() -> str:
         "Admitted where the gradients of E[x], E[x²] and the entropy are within 2% with the nodes below, which are "
         "what `nodes=5` stands for; asking for two more adds two. The last column says for which parameters that was "
         "checked (`tests/test_quadrature.py`). Outside of them `fit` and "
-        "`result.diagnose` say so, and `legrad.quadrature_error` tells how much.",
+        "`result.diagnose` say so, and `legrad.quadrature_error` says by how much.",
         "",
         "| distribution | nodes | within 2% for |",
         "|---|---|---|",
@@ -54,7 +54,7 @@ def page() -> str:
     lines += [f"| {f.__name__} | {why}{instead(f)} |" for f, why in sorted_by_name(REFUSED)]
     lines += [
         "",
-        "Distributions without scalar elements (MultivariateNormal, Dirichlet, flows) and all that have no rule are "
+        "Distributions without scalar elements (MultivariateNormal, Dirichlet, flows) and those without a rule are "
         "reparameterized where NumPyro can; otherwise an error names the site and says what to choose.",
         "",
     ]

@@ -18,8 +18,9 @@ TEXT = """# Static binarized MNIST
 
 One layer of 200 binary units, a linear recognition model, learned prior logits; 50,000 training images, minibatches
 of 100, Adam with a step size that falls to zero like a cosine. Units count as −1 and 1; the decoder's bias starts at
-the logit of the pixel means. All methods have the same code, optimizer, seed and minibatches. Nats per image; ELBOs
-from one draw for each image, the bound from 100. `make bench-mnist` makes this page, with MNIST in `LEGRAD_DATA`.
+the logit of the pixel means. All methods share the same code, optimizer, seed and minibatches. Values are in nats per
+image; ELBOs use one draw per image, the bound uses 100. `make bench-mnist` writes this page, with MNIST in
+`LEGRAD_DATA`.
 """
 PUBLISHED = """
 Published for this net and data (protocols differ in batch and in steps, up to a million):
@@ -38,7 +39,8 @@ def page() -> str:
         seconds = min(run["seconds"] for run in runs.values())
         lines += [
             f"## Equal steps, equal time\n\n{first['steps']:,} steps each, rate {first['rate']:g}. *In time*: the "
-            f"train ELBO (10,000 images) at the last point before {seconds:.0f} seconds, when the fastest ended.\n",
+            f"train ELBO (10,000 images) at the last point before {seconds:.0f} seconds, when the fastest "
+            "finished.\n",
             "| method | seconds | train ELBO | test ELBO | test, 100 samples | train ELBO in time |",
             "|---|---|---|---|---|---|",
         ]

@@ -26,7 +26,7 @@ def page() -> str:
         "# The paper, reproduced",
         "",
         "What `make reproduce` (`legrad reproduce all` at full size) measured. The command writes the whole report,",
-        "with all figures and settings, as one page. Times are of a shared machine with 2 cores: take the ratios.",
+        "with all figures and settings, as one page. Times are from a shared machine with 2 cores: compare ratios.",
         "These stages were run one experiment at a time while the code was being finished, not as one command.",
         "",
         f"{counts[0]} claims of the paper hold, and {counts[1]} statements of ours that the paper does not make.",

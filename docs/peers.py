@@ -25,14 +25,14 @@ COLOURS = {
 OTHER = "#7f8c8d"
 
 ASKED = """
-`make bench` runs LeGrad and what one would use instead on the same problems, in one process, the methods taking
-turns. *Variance* is that of the gradient in the unconstrained parameters of the guide, a mean over them, at the
-same parameters for all. *ms* is the median time of a gradient inside a compiled loop. *Efficiency* is 1 / (variance
-× seconds): how fast averaging gradients buys precision. *To the ELBO* is the time of a compiled fit to the ELBO
-that LeGrad has after some steps, with the same Adam, start and learning rate for all, compiling not counted; ">
-10×" did not get there in ten times LeGrad's time. The best of each column is bold. *LeGrad by hand* is a plain
-one-element step written by hand for that model: it is shown, and not counted among the winners. Problems may have
-been run at different times (`--only`) and with more or less beside them, so times of two problems do not compare.
+`make bench` runs LeGrad and its alternatives on the same problems, in one process, with the methods taking turns.
+*Variance* is that of the gradient in the unconstrained parameters of the guide, a mean over them, at the same
+parameters for all. *ms* is the median time of a gradient inside a compiled loop. *Efficiency* is 1 / (variance ×
+seconds): how fast averaging gradients buys precision. *To the ELBO* is the time of a compiled fit to the ELBO that
+LeGrad has after some steps, with the same Adam, start and learning rate for all, compiling not counted; "> 10×"
+means that it did not get there in ten times LeGrad's time. The best of each column is bold. *LeGrad by hand* is a
+plain one-element step written by hand for that model: it is shown, and not counted among the winners. Problems may
+have been run at different times (`--only`) and under different loads, so do not compare times across problems.
 """
 APART = """
 † in a process and an environment of its own, on the same machine while it was busy: their variances can be compared,

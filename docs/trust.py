@@ -26,7 +26,8 @@ and slab; seeds of HMM, noisy-or and mixture without very rare values), and so t
 reason.
 """
 STOPPED = """
-*Gap*: how much of the ELBO's gain from the start a fit ten times as long (Adam, 0.05 or 0.02, cosine decay) has more.
+*Gap*: how much further a fit ten times as long (Adam, 0.05 or 0.02, cosine decay) gets, as a share of the ELBO's gain
+from the start.
 *Off*: how far the guide is from where that fit ends: the worst mean or standard deviation, in standard deviations.
 *Fixed*: the fewest steps with which any of 10 schedules (Adam, rates 0.01 to 0.2, constant or cosine) ends as near
 as that, or within 0.03. This is the best in hindsight: a user does not know which of them it is.
