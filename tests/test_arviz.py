@@ -163,7 +163,7 @@ def regression(x, y):
         numpyro.sample("y", dist.Normal(mean, s), obs=y)
 
 
-@pytest.mark.parametrize("auto", [AutoNormal, AutoMultivariateNormal])
+@pytest.mark.parametrize("auto", [AutoNormal, pytest.param(AutoMultivariateNormal, marks=pytest.mark.long)])
 def test_automatic_guides_and_masked_observations(auto):
     x, y = jnp.eye(4)[:, :2] + 1.0, Y.at[2].set(jnp.nan)
     tree = to_arviz(fitted(regression, auto(regression), args=(x, y)), KEY, 7)

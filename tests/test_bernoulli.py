@@ -1,5 +1,7 @@
 """The product form of Bernoulli likelihoods against the plain one: any logits, any weights, any data, any layout."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,9 +52,13 @@ def used(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("values", ["hard", "soft"])
-@pytest.mark.parametrize("bias", [0.0, 1000.0])
-@pytest.mark.parametrize("weight", [0.0, 0.5, 20.0, 1e5])
+FAST = [(0.0, 0.0, "soft"), (0.5, 1000.0, "hard"), (20.0, 0.0, "hard"), (1e5, 1000.0, "soft")]
+OTHERS = [c for c in itertools.product([0.0, 0.5, 20.0, 1e5], [0.0, 1000.0], ["hard", "soft"]) if c not in FAST]
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "values"), FAST + [pytest.param(*case, marks=pytest.mark.long) for case in OTHERS]
+)
 def test_flips(weight, bias, values, used):
     f, x, candidates = problem(weight, bias, values)
     want, got = (differences(f, x, candidates, method) for method in ("brute", "auto"))
@@ -206,7 +212,7 @@ def test_a_batch_decides_together(far):
 
 
 @pytest.mark.parametrize("values", ["hard", "soft", "integers"])
-@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("scale", [1.0, pytest.param(1e4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("summed", [True, False])
 def test_listed_places(values, scale, summed, monkeypatch):
     """A matrix that is mostly zeros: log p changes at the rows that a weight touches."""

@@ -81,6 +81,7 @@ def test_a_wrong_guide_gets_the_right_flag():
     assert narrow in found.to_markdown()
 
 
+@pytest.mark.long
 def test_fits_of_mean_field_are_calibrated():
     found = calibrate(
         mixed, legrad.MeanField, args=DATA, key=KEY, simulations=150, parallel=150, steps=80,
@@ -105,6 +106,7 @@ settings = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_fits_of_a_guide_that_cannot_be_wide_enough():
     runs = []
 
@@ -174,6 +176,7 @@ def uniform(*shape, seed=0):
     return np.random.default_rng(seed).uniform(size=shape)
 
 
+@pytest.mark.long
 def test_false_alarms_are_as_rare_as_said():
     alarms = [
         not Calibration(

@@ -147,6 +147,7 @@ def made(estimators, parameters, noiseless=()):
     return Comparison(rows, 200)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("estimators", "parameters", "noiseless"),
     [(1, 1, 1), (2, 2, 0), (3, 4, 3), (8, 12, 1), (8, 30, 2)],
@@ -174,6 +175,7 @@ def test_no_label_of_the_picture_overlaps_another(tmp_path, estimators, paramete
     assert (f"{parameters - 12} more" in below.get_title(loc="left")) == (parameters > 12)
 
 
+@pytest.mark.long
 def test_a_real_comparison_is_drawn(table, tmp_path):
     figure = table.plot(tmp_path / "compare.svg")
     assert (tmp_path / "compare.svg").exists()

@@ -241,6 +241,7 @@ def fitted():
     return params, np.concatenate([np.ravel(exact[name]) for name in sorted(exact)])
 
 
+@pytest.mark.long
 def test_local_expectation_takes_log_q_of_the_other_units(fitted, monkeypatch):
     """Its own terms have the exact entropy, which has no noise to cancel that of log p."""
     params, exact = fitted

@@ -14,6 +14,8 @@ from legrad.experiments import draw, measure, record
 from legrad.experiments.ldgrad import LdGrad
 from legrad.fitting.compiled_loop import CompiledLoop
 
+pytestmark = pytest.mark.long
+
 Y = jnp.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]])
 
 

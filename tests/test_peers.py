@@ -18,6 +18,8 @@ from limits import BIASED, limits
 from measure import Draws, Gradients
 from problems import PROBLEMS
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 CHEAP = (estimators.LEGRAD, estimators.REGRAD, estimators.GRAPH)
 SAME = 4.5  # standard errors, in the worst of 8 directions

@@ -274,6 +274,7 @@ def test_elbo_and_evidence_against_enumeration(exact_mixture, bias):
     assert "100000 draws" in str(estimate)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inflated", [1.0, 1.5, 0.6])
 def test_the_standard_errors_are_calibrated(exact_mixture, inflated):
     """Of 1000 estimates the z-scores have variance 1; an error that is off by a half is noticed."""
@@ -295,7 +296,7 @@ SHIFTED = {
 
 
 @pytest.mark.parametrize("name", SHIFTED)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_an_injected_shift_is_found_and_nothing_else(name, seed):
     loc, scale, wrong = SHIFTED[name]
     loc, scale = loc + 0.01, 1.01 * scale  # so that weights are never all equal
@@ -311,6 +312,7 @@ def test_an_injected_shift_is_found_and_nothing_else(name, seed):
     assert f"k-hat {report.khat:.2f}" in str(report)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inflated", [1.0, 1.5, 0.6])
 def test_the_noise_of_the_shifts_is_calibrated(inflated):
     """Of 200 diagnoses the z-scores of both shifts have variance 1; a wrong standard error is noticed."""

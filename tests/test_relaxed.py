@@ -12,12 +12,14 @@ import numpyro.distributions as dist
 import pytest
 
 import legrad
-from catalogue import ROWS, Row
-from checking import Estimate, draw_until, flat, gradient_of
+from catalogue import Row, named
+from checking import draw_until, flat, gradient_of
 from legrad.experiments import sbn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from peers import relaxed, sbn_data
+
+pytestmark = pytest.mark.long
 
 KEY = jax.random.key(0)
 WANTED = 0.05  # the relative bias that a check must be able to catch
@@ -28,11 +30,6 @@ NAMES = (
     "subsampled_plate",
     "continuous_parent_discrete_child",
 )
-
-
-def named(name):
-    (row,) = [row for row in ROWS if row.name == name]
-    return row
 
 
 @cache
@@ -58,13 +55,8 @@ def test_gradient_is_exact_in_the_mean(row, estimator):
     estimator, row = ESTIMATORS[estimator](row), named(row)
     exact = flat(jax.jit(jax.grad(row.loss))(row.params))
     estimate = draw_until(gradient_of(estimator, row), exact, WANTED)
-    bias, component = estimate.detectable(exact)
     assert estimate.agrees(exact), (estimate.mean, exact, estimate.error)
-    assert bias <= WANTED
-    for sign in (-1, 1):  # and so the check can fail
-        biased = estimate.mean.copy()
-        biased[component] += sign * WANTED * exact[component]
-        assert not Estimate(biased, estimate.error, estimate.draws).agrees(exact)
+    assert estimate.detectable(exact)[0] <= WANTED
 
 
 def variance(estimator, row, draws=4000):

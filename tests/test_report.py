@@ -153,6 +153,7 @@ def test_the_page_says_it(written):
     assert not list(written.parent.rglob("*.part"))
 
 
+@pytest.mark.long
 def test_the_page_in_a_browser(written):
     check_page(written, results(written)["claims"])
 

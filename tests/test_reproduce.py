@@ -54,6 +54,7 @@ def tiny(monkeypatch, digits):
     monkeypatch.setattr(datasets, "mnist", lambda data, embedded: digits)
 
 
+@pytest.mark.long
 def test_everything_in_one_report(tiny, tmp_path, capsys):
     """Every claim of the paper appears, deep nets too; a browser shows all of it; a second run keeps all stages."""
     words = ["reproduce", "all", "--quick", "--out", str(tmp_path), "--layers", "6", "4", "--digits", "2", "7"]
@@ -81,12 +82,14 @@ def test_everything_in_one_report(tiny, tmp_path, capsys):
     browser.check_page(tmp_path / "index.html", results["claims"])
 
 
+@pytest.mark.long
 def test_the_closed_form_is_the_estimator():
     rng = np.random.default_rng(1)
     Y = (rng.random((7, 30)) < 0.4).astype(np.int8)
     assert sbn.closed_form(Y, 5)["error"] < 1e-10
 
 
+@pytest.mark.long
 def test_the_check_of_the_closed_form_can_fail(monkeypatch):
     """A wrong gradient must be seen: half a percent too much."""
     rng = np.random.default_rng(1)
@@ -96,6 +99,7 @@ def test_the_check_of_the_closed_form_can_fail(monkeypatch):
     assert sbn.closed_form(Y, 5)["error"] > 1e-3
 
 
+@pytest.mark.long
 def test_the_bound_without_noise_is_the_mean_of_the_noisy_one(digits):
     s = replace(logistic.QUICK, prior_scale=0.7)
     args = logistic.inputs(s, digits)
@@ -109,6 +113,7 @@ def test_the_bound_without_noise_is_the_mean_of_the_noisy_one(digits):
     assert np.std(noisy) < 0.01 * abs(exact)
 
 
+@pytest.mark.long
 def test_quadrature_degrees_are_right_and_can_be_wrong(monkeypatch):
     found = method.degrees(method.QUICK)
     np.testing.assert_array_equal(found["degree"], 2 * found["K"] - 1)
@@ -250,6 +255,7 @@ def test_interrupted_says_how_to_go_on(monkeypatch, tmp_path, capsys):
     assert "the same command goes on" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_quick_run_takes_the_digits_of_the_install(monkeypatch, tmp_path):
     """So that `make demo` needs no network, whatever LEGRAD_DATA says; a directory that is named is used."""
     seen = []

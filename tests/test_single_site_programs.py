@@ -25,7 +25,7 @@ import legrad
 from legrad.singlesite.plan import Plan
 from programs import HARD, OPS, STATES, Const
 
-EACH = 3  # programs around each instruction
+EACH, FEW = 3, 1  # programs around each instruction, and of them those that every change must pass
 SHRINK = "SHRINK" in os.environ  # make failing programs short: minutes for each
 BYTES = 120  # a program's choices
 LARGEST, MOST = 4.0, 64  # magnitudes up to 10^4, arrays of up to 64 numbers
@@ -340,13 +340,21 @@ def followed(monkeypatch):
 @pytest.mark.usefixtures("followed")
 @pytest.mark.parametrize("around", [op for op in OPS if op not in HARD])
 def test_programs(around):
+    each_program(around, FEW, check)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("followed")
+@pytest.mark.parametrize("around", [op for op in OPS if op not in HARD])
+def test_more_programs(around):
     each_program(around, EACH, check)
 
 
 @pytest.mark.usefixtures("followed")
 @pytest.mark.parametrize("around", ["mul", "cumsum", "lookup", "contract"])
-def test_float32(around):
-    each_program(around, EACH, check, real="float32")
+@pytest.mark.parametrize("count", [FEW, pytest.param(EACH, marks=pytest.mark.long)])
+def test_float32(around, count):
+    each_program(around, count, check, real="float32")
 
 
 @pytest.mark.usefixtures("followed")

@@ -85,7 +85,13 @@ def test_rhat_sees_a_drift_and_not_noise():
 
 
 @pytest.mark.parametrize(
-    "estimator", [None, legrad.Reparameterized(), legrad.ScoreFunction(8, baseline="leave_one_out")], ids=str
+    "estimator",
+    [
+        None,
+        pytest.param(legrad.Reparameterized(), marks=pytest.mark.long),
+        pytest.param(legrad.ScoreFunction(8, baseline="leave_one_out"), marks=pytest.mark.long),
+    ],
+    ids=str,
 )
 def test_it_stops_at_the_right_place(estimator):
     result = fit(estimator=estimator)
@@ -96,6 +102,7 @@ def test_it_stops_at_the_right_place(estimator):
     assert len(result.elbo) == result.steps
 
 
+@pytest.mark.long
 def test_it_stops_on_noisy_minibatches():
     def subsampled(X, y):
         w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -107,6 +114,7 @@ def test_it_stops_on_noisy_minibatches():
     assert error(result) < 0.15
 
 
+@pytest.mark.long
 def test_tiny_steps_are_not_taken_for_convergence():
     """A drift so slow that nothing seems to move: the check that a bias in the stopping rule is seen."""
     with pytest.warns(legrad.FitWarning, match="not converged after 3,000 steps"):
@@ -182,6 +190,7 @@ def test_restarts_find_the_other_mode_and_say_so():
     assert all(len(r.elbo) == r.steps for r in result.restarts)
 
 
+@pytest.mark.long
 def test_restarts_that_agree():
     alone, several = fit(), fit(restarts=3)
     assert several.elsewhere == ()

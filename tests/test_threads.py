@@ -57,7 +57,7 @@ def sequential():
     return [fit(*settings) for settings in FITS]
 
 
-@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("threads", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_fits_in_threads_are_those_in_sequence(sequential, threads):
     with ThreadPoolExecutor(threads) as pool:
         together = list(pool.map(lambda settings: fit(*settings), FITS[:threads]))

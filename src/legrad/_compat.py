@@ -61,6 +61,11 @@ def wrapped_program(eqn: Any, name: str) -> tuple[Any, list[Any]] | None:
     return getattr(program, "jaxpr", program), list(getattr(program, "consts", ()))
 
 
+def inner_programs(eqn: Any) -> list[Any]:
+    """List the jaxprs that an equation holds: the bodies of loops, the branches of conditions."""
+    return list(jex.jaxprs_in_params(eqn.params))
+
+
 def literal(atom: Any) -> Any:
     """Return the number that a literal represents, with its own type."""
     return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom.val, bool | int | float) else atom.val

@@ -18,9 +18,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
+from legrad import _compat
 from legrad.trace.program import Op, Program
 
 
@@ -161,7 +161,7 @@ def _for_threshold(program: Program, op: Op, place: int) -> Need:
 
 def _jumps(eqn: Any) -> bool:
     """Return whether a program inside an equation compares, rounds or orders numbers other than its own counters."""
-    return any(_compares(program) for program in jax.core.jaxprs_in_params(eqn.params))
+    return any(_compares(program) for program in _compat.inner_programs(eqn))
 
 
 def _compares(jaxpr: Any) -> bool:
