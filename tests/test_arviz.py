@@ -114,7 +114,7 @@ def test_coords_and_dims_of_the_user():
     assert tree.posterior["row"].values.tolist() == [5, 6, 7, 8]
     assert tree.log_likelihood["N"].values.tolist() == names
     assert float(tree.observed_data["y"].sel(N="b")) == pytest.approx(1.9)
-    with pytest.raises(ValueError, match="dims names 'q', which is no site: the sites are centre, m, twice, y, z"):
+    with pytest.raises(ValueError, match="dims names 'q', which is not a site: the sites are centre, m, twice, y, z"):
         to_arviz(fitted(mixture, args=(Y,)), KEY, 3, dims={"q": ["row"]})
 
 

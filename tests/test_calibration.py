@@ -291,7 +291,7 @@ def test_wrong_settings_raise():
     run = partial(calibrate, location, narrow)
     with pytest.raises(ValueError, match="observes nothing with these arguments"):
         run(args=(jnp.ones(2),), key=KEY)
-    with pytest.raises(ValueError, match="observed names 'q', which is no site of the model: it has m, y"):
+    with pytest.raises(ValueError, match="observed names 'q', which is not a site of the model: it has m, y"):
         run(args=(jnp.ones(2),), key=KEY, observed=["q"])
     with pytest.raises(TypeError, match=r"pass a list of names, observed=\['y'\]"):
         run(args=(jnp.ones(2),), key=KEY, observed="y")

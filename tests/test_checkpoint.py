@@ -285,5 +285,5 @@ def test_a_file_of_a_newer_version_says_so(tmp_path):
     ):
         legrad.load(path)
     path.write_bytes(content.replace(b"legrad 1 ", b"legrad x ", 1))
-    with pytest.raises(ValueError, match="no file that legrad wrote"):
+    with pytest.raises(ValueError, match="not a file that legrad wrote"):
         legrad.load(path)

@@ -237,11 +237,11 @@ def test_mutable_state_raises_by_name():
         (lambda: legrad.Reparameterized(1.5), "num_samples=1.5"),
         (
             lambda: loss(legrad.LocalExpectation(sites={"q": "local"}), guide),
-            "'q', which is no latent of the guide",
+            "'q', which is not a latent of the guide",
         ),
         (
             lambda: fit(init_params={"nope": 1.0}),
-            "'nope' is no parameter of the model or guide, which have: l",
+            "'nope' is not a parameter of the model or guide, which have: l",
         ),
         (lambda: legrad.compare(model, guide, {}, {}, key=KEY), "there is no estimator to compare"),
         (lambda: legrad.compare(model, guide, {}, {"a": legrad.Exact()}, key=KEY, draws=1), "at least 2"),
@@ -256,8 +256,8 @@ def test_settings(make, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fit(estimator="legrad"), "is no estimator: pass an object such as"),
-        (lambda: fit(optimizer="adam"), "is no optax optimizer"),
+        (lambda: fit(estimator="legrad"), "is not an estimator: pass an object such as"),
+        (lambda: fit(optimizer="adam"), "is not an optax optimizer"),
         (lambda: fit(args=jnp.ones(3)), "pass the model's arguments as a tuple"),
         (lambda: legrad.log_density(lambda x: 0.0)(), "is not a NumPyro model"),
         (

@@ -228,8 +228,8 @@ def test_bad_input_is_told_in_one_line(tmp_path, capsys):
     ("words", "message"),
     [
         (["reproduce", "poisson"], "invalid choice"),
-        (["reproduce", "logistic", "--digits", "1", "12"], "'12' is no digit"),
-        (["reproduce", "sbn", "--layers", "0"], "'0' is no number of units"),
+        (["reproduce", "logistic", "--digits", "1", "12"], "'12' is not a digit"),
+        (["reproduce", "sbn", "--layers", "0"], "'0' is not a number of units"),
     ],
 )
 def test_bad_words(words, message, capsys):

@@ -60,13 +60,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _digit(text: str) -> int:
     if text not in tuple("0123456789"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no digit: give one from 0 to 9")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a digit: give one from 0 to 9")
     return int(text)
 
 
 def _units(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of units: give a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of units: give a whole number of at least 1")
     return int(text)
 
 

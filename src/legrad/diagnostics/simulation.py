@@ -135,7 +135,9 @@ def _data_sites(trace: Trace, named: Sequence[str]) -> list[str]:
         raise TypeError(f"observed='{named}': pass a list of names, observed=['{named}']")
     known = [name for name, site in trace.items() if site["type"] == "sample"]
     if unknown := [name for name in named if name not in known]:
-        raise ValueError(f"observed names '{unknown[0]}', which is no site of the model: it has {', '.join(known)}")
+        raise ValueError(
+            f"observed names '{unknown[0]}', which is not a site of the model: it has {', '.join(known)}"
+        )
     data = list(dict.fromkeys([*observed_sites(trace), *named]))
     if not data:
         raise ValueError(

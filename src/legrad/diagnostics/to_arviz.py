@@ -74,7 +74,7 @@ def to_arviz(
             groups, trace = _posterior(problem, keys)
     sites = {name for group in groups.values() for name in group}
     if unknown := sorted(set(dims or {}) - sites):
-        raise ValueError(f"dims names '{unknown[0]}', which is no site: the sites are {', '.join(sorted(sites))}")
+        raise ValueError(f"dims names '{unknown[0]}', which is not a site: the sites are {', '.join(sorted(sites))}")
     names = {name: axes for name in sites if (axes := _axes(trace[name]))}
     names |= {name: list(axes) for name, axes in (dims or {}).items()}
     return _compat.arviz_tree(groups, dict(coords or {}), names)

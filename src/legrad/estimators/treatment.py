@@ -29,7 +29,7 @@ def treatments(
     """
     for name in choices:
         if name not in pivot:
-            raise ValueError(f"sites names '{name}', which is no latent of the guide: it has {', '.join(pivot)}")
+            raise ValueError(f"sites names '{name}', which is not a latent of the guide: it has {', '.join(pivot)}")
     after, chosen = descendants(parents), {}
     for name in reversed(list(pivot)):
         factor = pivot[name]

@@ -66,7 +66,7 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             f"{_FORMAT}): upgrade legrad to read it"
         )
     if not first.startswith(_FIRST):
-        raise FileError(f"'{path}' is no file that legrad wrote (or its beginning is damaged)")
+        raise FileError(f"'{path}' is not a file that legrad wrote (or its beginning is damaged)")
     if first != _FIRST + kind.encode():
         raise FileError(f"'{path}' is not a {kind} but a {first[len(_FIRST) :].decode(errors='replace')[:40]!r}")
     if hashlib.sha256(body).hexdigest().encode() != digest:

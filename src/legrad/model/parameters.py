@@ -44,7 +44,7 @@ class Parameters:
         unknown = sorted(set(given) - set(sites))
         if unknown:
             raise ValueError(
-                f"'{unknown[0]}' is no parameter of the model or guide, which have: "
+                f"'{unknown[0]}' is not a parameter of the model or guide, which have: "
                 f"{', '.join(sorted(sites)) or 'none'}"
             )
         if not sites:
