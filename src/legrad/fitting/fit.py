@@ -153,7 +153,8 @@ def _check(
         raise ValueError(f"stop={rule!r}: give 'auto', legrad.AutoStop(...), or None for a fixed number of steps")
     if not isinstance(estimator, ELBO) and estimator != "auto":
         raise TypeError(
-            f"estimator={estimator!r} is not an estimator: pass an object such as legrad.LocalExpectation(), or 'auto'"
+            f"estimator={estimator!r} is not an estimator: pass an object such as legrad.LocalExpectation(), "
+            "or 'auto'"
         )
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer={optimizer!r} is not an optax optimizer: pass one such as optax.adam(1e-2)")
