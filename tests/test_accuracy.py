@@ -127,6 +127,7 @@ def guide(y):
         numpyro.sample("b", dist.Normal(b, 10.0))
 
 
+@pytest.mark.long
 def test_fit_and_diagnosis_name_the_parameter(tmp_path):
     settings = {"args": (Y,), "key": KEY, "steps": 2, "optimizer": optax.sgd(0.0), "progress": False}
     with pytest.warns(legrad.FitWarning, match="gradient of 'b_loc'"):

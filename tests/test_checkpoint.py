@@ -48,8 +48,12 @@ def killed_at(step):
 
 @pytest.mark.parametrize(
     ("run", "settings"),
-    [(fit, {"steps": 200}), (fit, AUTO), (fit, {**AUTO, "restarts": 3}), (fit_rows, {"steps": 200})],
-    ids=["fixed", "auto", "restarts", "minibatches"],
+    [
+        pytest.param(fit, {"steps": 200}, id="fixed"),
+        pytest.param(fit, AUTO, id="auto", marks=pytest.mark.long),
+        pytest.param(fit, {**AUTO, "restarts": 3}, id="restarts", marks=pytest.mark.long),
+        pytest.param(fit_rows, {"steps": 200}, id="minibatches", marks=pytest.mark.long),
+    ],
 )
 def test_a_killed_fit_ends_the_same(tmp_path, run, settings):
     whole = numbers(run(**settings))
@@ -70,6 +74,7 @@ def test_a_fit_can_be_made_longer(tmp_path):
         fit(steps=20, checkpoint=tmp_path)
 
 
+@pytest.mark.long
 def test_sigkill(tmp_path):
     """The same with real processes; `benchmarks/survival.py` does it fifty times."""
     script = Path(__file__).with_name("small_fit.py")
@@ -172,6 +177,7 @@ def test_damaged_checkpoints(tmp_path):
     assert errors > 190
 
 
+@pytest.mark.long
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     whole = numbers(fit(steps=200))
     calls = iter(range(100))

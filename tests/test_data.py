@@ -49,6 +49,7 @@ def test_each_step_reads_its_rows(tmp_path, monkeypatch):
         feed.close()
 
 
+@pytest.mark.long
 def test_a_fit_on_minibatches_finds_the_posterior_of_all_rows(tmp_path):
     for name, array in zip("xy", rows(), strict=True):
         np.save(tmp_path / f"{name}.npy", array)

@@ -307,6 +307,7 @@ def test_autoguides_for_the_continuous_part(auto):
     assert draws["z"].shape == (500, 4)
 
 
+@pytest.mark.long
 def test_flax_modules():
     X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)))
     y = jnp.array([0.1, 1.0, -0.3, 0.7, 1.3, 0.0])

@@ -265,6 +265,7 @@ def test_gradients_of_local_families(name, cheap_draws):
             assert error <= tolerance, (parameter, error, truth)
 
 
+@pytest.mark.long
 def test_gradients_of_reparameterized_families():
     n, noisy = 4000, legrad.LocalExpectation(sites={"Levy": "score"})  # NumPyro has no reparameterization of it
     for ours, exact in gradients(REPARAMETERIZED, bounded, (n,), estimator=noisy):

@@ -94,6 +94,7 @@ def test_a_plain_log_density():
     assert "| LeGrad |" in table.to_markdown()
 
 
+@pytest.mark.long
 def test_compare_notices_a_biased_estimator():
     class Biased(legrad.LocalExpectation):
         def loss(self, *args):

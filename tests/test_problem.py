@@ -101,6 +101,7 @@ def test_terms_are_counted_as_numpyro_counts_them(model):
     np.testing.assert_allclose(ours[1]["loc"], theirs[1]["loc"], rtol=1e-9)
 
 
+@pytest.mark.long
 def test_scales_of_the_guide_follow_the_batch_axes():
     """An array of scales beside a to_event site: against the sum written out."""
 

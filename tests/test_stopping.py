@@ -246,6 +246,7 @@ def test_a_gradient_that_is_not_finite_is_named():
     assert result.params["m"] == 0.0
 
 
+@pytest.mark.long
 def test_an_overflow_is_named():
     def guide(X, y):
         numpyro.sample("w", dist.Normal(numpyro.param("m", jnp.zeros(3)), 0.1).to_event(1))
