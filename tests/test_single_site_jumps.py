@@ -46,6 +46,7 @@ PROGRAMS = {
     "a gated residual": lambda z, dot: -0.5 * dot(SIGNS) * (1 - dot(W5)) ** 2,
     "a contraction of two sums": lambda z, dot: jnp.dot(dot(W5), dot(SIGNS)),
     "a square at a threshold": lambda z, dot: jnp.where(dot(W9) ** 2 > 1e-9, 1.0, -1.0),
+    "jnp.square at a threshold": lambda z, dot: jnp.where(jnp.square(dot(W9)) > 1e-9, 1.0, -1.0),
     "a distance at a threshold": lambda z, dot: jnp.where(jnp.abs(dot(NEAR_512) - 1) < 1e-6, Y, 0),
     "a maximum that is compared": lambda z, dot: jnp.where(jnp.maximum(dot(NEAR_512), 1) == 1, Y, 0),
     "a remainder": lambda z, dot: dot(NEAR_512) % 1.0 * Y,

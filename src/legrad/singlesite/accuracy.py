@@ -149,7 +149,7 @@ def _for_threshold(program: Program, op: Op, place: int) -> Need:
     nonlinear function of one (abs, square, max) must be accurate relative to its distance from the threshold.
     """
     maker = program.maker(op.inputs[place])
-    if maker is None or maker.name in _LINEAR or maker.name in ("mul", "div", "dot_general"):
+    if maker is None or maker.name in {*_LINEAR, "mul", "div", "dot_general"} - {"square"}:
         return DIFFERENCES
     if op.name not in COMPARISONS:
         return RELATIVE if op.name == "sign" else EXACT
