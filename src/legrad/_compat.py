@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax._src import source_info_util
+from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax.extend import core as jex
 
 Literal = jex.Literal
@@ -29,6 +30,8 @@ _WRAPPERS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
+
+CUSTOM_CALLS = ("custom_jvp_call", "custom_vjp_call")  # wrappers with derivative rules of their own
 
 
 def _tile(x: jax.Array, reps: tuple[int, ...]) -> jax.Array:
@@ -64,6 +67,13 @@ def wrapped_program(eqn: Any, name: str) -> tuple[Any, list[Any]] | None:
 def inner_programs(eqn: Any) -> list[Any]:
     """List the jaxprs that an equation holds: the bodies of loops, the branches of conditions."""
     return list(jex.jaxprs_in_params(eqn.params))
+
+
+def only_for(results: Sequence[int], closed: Any) -> tuple[Any, list[bool]]:
+    """Reduce a closed jaxpr to some of its results; return the jaxpr, and which of the inputs it still takes."""
+    keep = [j in results for j in range(len(closed.jaxpr.outvars))]
+    jaxpr, used = dce_jaxpr(closed.jaxpr, keep)
+    return jaxpr, list(used)
 
 
 def literal(atom: Any) -> Any:

@@ -29,9 +29,14 @@ class Digits:
     Attributes:
         flags: arrays over elements and candidates that are true where digits were lost.
         marked: whether a NaN in the results may also stand for lost digits.
+
+    Args:
+        places: the elements and candidates.
+        on: whether lost digits are recorded; if not, it is known already where they are, and nothing is marked.
     """
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, on: bool = True) -> None:
+        self._on = on
         self.flags: list[Labelled] = []
         self.marked = False
         self._places = places
@@ -52,15 +57,19 @@ class Digits:
         if not change.need.points or change.need.hides_nan or not jnp.issubdtype(base.dtype, jnp.floating):
             self.watch(change, base)
             return total
-        # A NaN marks what is lost and shows in the result, which is cheaper than a search here.
-        self.marked = True
-        mark = lambda new, *parts: jnp.where(lost_at(change.need, new, *parts), jnp.nan, new)  # noqa: E731
+        # A NaN marks what is lost and shows in the result, which is cheaper than a search here. If the search is
+        # over, what is lost matters to no result: the value at the pivot stands in, with a finite derivative.
+        self.marked = self._on
+
+        def mark(new: Any, base: Any, *parts: Any) -> Any:
+            return jnp.where(lost_at(change.need, new, base, *parts), jnp.nan if self._on else base, new)
+
         return self._places.order.combine(mark, total, here, *(products if len(products) > 1 else ()))
 
     def watch(self, change: Lazy, base: Any) -> None:
         """Flag the elements and candidates whose values, as base + pieces, have too few digits for their use."""
         dtype, need = base.dtype, change.need
-        if not need.value or id(change) in self._watched or not jnp.issubdtype(dtype, jnp.floating):
+        if not self._on or not need.value or id(change) in self._watched or not jnp.issubdtype(dtype, jnp.floating):
             return
         self._watched[id(change)] = change
         places, shape = self._places, jnp.shape(base)
@@ -80,7 +89,8 @@ class Digits:
 
     def flag(self, layout: Layout, lost: Labelled, shape: tuple[int, ...]) -> None:
         """Flag the elements and candidates for which a condition holds somewhere on a layout."""
-        self.flags.append(self._anywhere(layout, lost, shape))
+        if self._on:
+            self.flags.append(self._anywhere(layout, lost, shape))
 
     def _anywhere(self, layout: Layout, lost: Labelled, shape: tuple[int, ...]) -> Labelled:
         """Return for which elements and candidates a condition holds somewhere on a layout."""

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from legrad.singlesite.accuracy import far_off
-from legrad.singlesite.labelled import E, K
-from legrad.singlesite.plan import Plan, evaluation_work, make_plan
-from legrad.singlesite.propagate import propagate
+from legrad.singlesite.follow import Changes, at_pivot, is_pivot
+from legrad.singlesite.plan import evaluation_work, make_plan
 from legrad.singlesite.recompute import recompute
 from legrad.singlesite.report import is_listening, tell
 from legrad.singlesite.rewrites import rewrite
-from legrad.singlesite.together import any_of
 from legrad.trace.program import Program
 
 Tree = Any
@@ -45,6 +38,8 @@ def differences_or_values(
 def total_differences(f: Callable[[Tree], tuple[Tree, ...]], x: Tree, candidates: Tree, *, memory: int) -> Tree:
     """Return the differences of f from the pivot, each part of f's result added up; untouched parts cost nothing.
 
+    The result is not made to be differentiated, which saves tracing: estimators treat it as a constant.
+
     Returns:
         A pytree with the structure of `candidates`, each leaf holding a tuple.
     """
@@ -59,7 +54,7 @@ def total_differences(f: Callable[[Tree], tuple[Tree, ...]], x: Tree, candidates
             parts.append(sum(touched) if touched else jnp.zeros(shape, dtype))
         return tuple(parts)
 
-    return _each_leaf(f, x, candidates, memory, True, totals)
+    return _each_leaf(f, x, candidates, memory, True, totals, derivatives=False)
 
 
 def estimated_work(
@@ -83,6 +78,7 @@ def _each_leaf(
     memory: int,
     differences: bool,
     assemble: Callable[..., Tree],
+    derivatives: bool = True,
 ) -> Tree:
     """Run the changes of the leaves of x one after the other, and assemble the result of each."""
     x = jax.tree.map(jnp.asarray, x)
@@ -94,7 +90,7 @@ def _each_leaf(
     results = []
     for input_id, name, leaf, choices in zip(program.inputs, names, leaves, jax.tree.leaves(candidates), strict=True):
         choices = jnp.asarray(choices, leaf.dtype)
-        found = _run_leaf(program, input_id, name, leaves, values, choices, memory, differences)
+        found = _run_leaf(program, input_id, name, values, choices, memory, differences, derivatives)
         results.append(assemble(program, here, found, (len(choices), *leaf.shape)))
     return jax.tree.unflatten(structure, results)
 
@@ -116,11 +112,11 @@ def _run_leaf(
     program: Program,
     input_id: int,
     name: str,
-    leaves: list[jax.Array],
     values: dict[int, Any],
     choices: jax.Array,
     memory: int,
     differences: bool,
+    derivatives: bool,
 ) -> Found:
     """Return the differences or values of the outputs that one leaf touches, by id.
 
@@ -132,50 +128,7 @@ def _run_leaf(
     plan = make_plan(program, input_id, values, choices.shape, memory, whole=is_listening())
     tell(name, program, input_id, len(choices), plan)
     if plan.brute:
-        return recompute(program, input_id, values, choices, memory, differences)
-    found, lost = _run_plan(program, input_id, values, choices, plan)
-    if lost is not None:
-        lost = reduce(jnp.logical_or, map(jnp.isnan, found.values()), lost)
-    if not differences:
-        here = {o: jnp.sum(values[o]) for o in found}
-        found = {o: here[o] + d for o, d in found.items()}
-        for o in found:
-            if jnp.issubdtype(here[o].dtype, jnp.floating):
-                gone = far_off(here[o].dtype, found[o], jnp.abs(here[o]))
-                lost = gone if lost is None else lost | gone
-    if lost is None:
-        return found
-
-    def mended() -> Found:
-        # This seldom runs: evaluate the pivot anew rather than hold its values in memory.
-        here = program.evaluate(leaves, program.reached(input_id))
-        again = recompute(program, input_id, here, choices, memory, differences, lost)
-        return {o: jnp.where(lost, r, found[o]) for o, r in again.items()}
-
-    # If nothing is lost, this costs nothing.
-    return jax.lax.cond(any_of(jnp.any(lost)), mended, lambda: found)
-
-
-def _run_plan(
-    program: Program, input_id: int, values: dict[int, Any], choices: jax.Array, plan: Plan
-) -> tuple[Found, jax.Array | None]:
-    """Return the differences of the touched outputs, by a plan, and where the differences have lost digits."""
-    if not plan.blocked:
-        return propagate(program, input_id, values, plan.site(), choices)
-    axes = [K, *(E(j) for j in range(choices.ndim - 1))]
-    full = (len(choices), *plan.site_shape)
-    sizes = [plan.sizes[axis] for axis in axes]
-    # The last block of an axis is moved back so that it is full; where two blocks overlap, their results are equal.
-    firsts = [[min(i * size, n - size) for i in range(-(-n // size))] for size, n in zip(sizes, full, strict=True)]
-    grid = jnp.asarray(np.array(list(itertools.product(*firsts)), np.int32))
-
-    def block(i: jax.Array, totals: Any) -> Any:
-        first = list(grid[i])
-        starts = {axis: start for axis, start in zip(axes, first, strict=True) if axis in plan.blocked}
-        part = jax.lax.dynamic_slice(choices, first, plan.block)  # starts at 0 along axes with shared candidates
-        found = propagate(program, input_id, values, plan.site(starts), part)
-        return jax.tree.map(lambda t, d: jax.lax.dynamic_update_slice(t, d, first), totals, found)
-
-    totals = {o: jnp.zeros(full, jnp.sum(values[o]).dtype) for o in program.touched(input_id)}
-    lost = jnp.zeros(full, bool) if plan.watched else None
-    return jax.lax.fori_loop(0, math.prod(map(len, firsts)), block, (totals, lost))
+        found = recompute(program, input_id, values, choices, memory, differences)
+        return at_pivot(found, values, is_pivot(choices, values[input_id]), differences)
+    changes = Changes(program, input_id, plan, memory, differences)
+    return changes.follow_differentiably(values, choices) if derivatives else changes.follow(values, choices)

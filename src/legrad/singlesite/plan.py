@@ -43,6 +43,7 @@ class Plan:
         values_first: the order of axes in memory.
         met: the operations that the change reaches.
         watched: whether digits may be lost.
+        found_lost: whether the changes that lose digits are known already, and are not followed.
         peak: roughly how many bytes one block holds at once.
         work: roughly how many multiplications and function values the changes take.
         brute_work: the same for evaluating the whole program for each change.
@@ -56,6 +57,7 @@ class Plan:
     values_first: bool = False
     met: list[Visit] = field(default_factory=list)
     watched: bool = False
+    found_lost: bool = False
     peak: int = 0
     work: int = 0
     brute_work: int = 0
@@ -73,7 +75,7 @@ class Plan:
 
     def site(self, starts: dict[Axis, Any] | None = None) -> Site:
         """Return the site of one block."""
-        return Site(self.site_shape, self.sizes, starts or {}, Order(self.values_first), self.sparse)
+        return Site(self.site_shape, self.sizes, starts or {}, Order(self.values_first), self.sparse, self.found_lost)
 
 
 def make_plan(

@@ -91,12 +91,15 @@ def _flagged_only(
     """Run the flagged candidates and elements in blocks, with zeros for the others."""
     chosen = flags.reshape(-1)
     order = jnp.argsort(~chosen)  # the flagged ones first: the blocks after them have nothing to do
+    first = order[0]
     order = jnp.concatenate([order, jnp.full(-flags.size % block, order[-1])]).reshape(-1, block)
 
+    @jax.checkpoint  # the derivatives of blocks that have nothing to do hold no memory
     def some(order: jax.Array) -> Found:
         nothing = {o: jnp.zeros(block, dtype) for o, dtype in dtypes.items()}
         asked = any_of(jnp.any(chosen[order]))
-        return jax.lax.cond(asked, lambda: jax.vmap(one)(k[order], e[order]), lambda: nothing)
+        run = jnp.where(chosen[order], order, first)  # no derivative of another change, which may be infinite
+        return jax.lax.cond(asked, lambda: jax.vmap(one)(k[run], e[run]), lambda: nothing)
 
     def placed(found: jax.Array) -> jax.Array:
         total = jnp.zeros(flags.size, found.dtype).at[order.reshape(-1)].set(found.reshape(-1))

@@ -22,14 +22,16 @@ class Site(Places):
     """The latent whose elements change, with its changes followed for a block of elements and candidates.
 
     Attributes:
+        found_lost: whether the changes that lose digits are known already, and are not followed.
         digits: the record of lost digits.
     """
 
+    found_lost: bool = False
     digits: Digits = field(init=False)
     _values: dict[int, tuple[Lazy, New]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.digits = Digits(self)
+        self.digits = Digits(self, not self.found_lost)
 
     def layouts(self, change: Change) -> list[Layout]:
         """Return the layouts of all parts of a change."""
@@ -53,7 +55,8 @@ class Site(Places):
         if isinstance(change, Lazy):
             return change
         here = self.take(base, change.layout)
-        return Lazy((Piece(change.layout, (self.order.combine(jnp.subtract, change.value, here),)),))
+        subtract = _difference if self.found_lost else jnp.subtract
+        return Lazy((Piece(change.layout, (self.order.combine(subtract, change.value, here),)),))
 
     def directly(self, change: Lazy) -> New:
         """Return a change as values, which are computed once."""
@@ -142,3 +145,10 @@ class Site(Places):
             return New(broad(change.layout), change.value.rename(names))
         pieces = [Piece(broad(p.layout), tuple(f.rename(names) for f in p.factors)) for p in change.pieces]
         return self.moved(change, pieces, lambda new: self.broadcast(new, base, into, shape))
+
+
+def _difference(new: Any, here: Any) -> Any:
+    """Subtract the value at the pivot: an infinite value that has not changed has no difference."""
+    if not jnp.issubdtype(here.dtype, jnp.floating):
+        return new - here
+    return jnp.where(jnp.isinf(here) & (new == here), jnp.zeros((), here.dtype), new - here)

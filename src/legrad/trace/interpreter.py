@@ -14,6 +14,12 @@ from legrad import _compat
 from legrad.trace.operations import wrapped_program
 
 Rule = Callable[[Any, list[Any]], Sequence[Any]]
+Unwrap = Callable[[Any, list[Any]], tuple[Any, list[Any]] | None]
+
+
+def unwrap_all(eqn: Any, operands: list[Any]) -> tuple[Any, list[Any]] | None:
+    """Return the program that an equation wraps, whatever its operands."""
+    return wrapped_program(eqn)
 
 
 def interpret(
@@ -23,6 +29,7 @@ def interpret(
     rule: Rule,
     lift: Callable[[Any], Any],
     enter: Callable[[Any], AbstractContextManager[None]] = lambda eqn: nullcontext(),
+    unwrap: Unwrap = unwrap_all,
 ) -> list[Any]:
     """Run `jaxpr` on abstract `inputs`.
 
@@ -33,6 +40,8 @@ def interpret(
         rule: `rule(equation, operands)` returns the abstract values of the equation's results.
         lift: a function that makes an abstract value of a plain constant.
         enter: a function from the equation that wraps a nested program to the context in which to walk that program.
+        unwrap: `unwrap(equation, operands)` returns the program to walk in the equation's place, or None to apply the
+            rule to the equation itself.
     """
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, map(lift, consts), strict=True))
     env.update(zip(jaxpr.invars, inputs, strict=True))
@@ -42,11 +51,11 @@ def interpret(
 
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
-        inner = wrapped_program(eqn)
+        inner = unwrap(eqn, operands)
         if inner is None:
             results = rule(eqn, operands)
         else:
             with enter(eqn):
-                results = interpret(*inner, operands, rule, lift, enter)
+                results = interpret(*inner, operands, rule, lift, enter, unwrap)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 
 from legrad import _compat
 from legrad.trace.concrete import read
-from legrad.trace.interpreter import interpret
+from legrad.trace.interpreter import interpret, unwrap_all
 from legrad.trace.operations import name_of, run_equation
 from legrad.trace.sums import only_summed
 
@@ -64,6 +64,8 @@ class Program:
         f: a function of a pytree of arrays that returns a pytree of arrays.
         x: the argument of `f`, needed for shapes and types only.
         rewrite: how an equation is appended; if None, unchanged, by `Program.append`.
+        unwrap: `unwrap(program, equation, operands)` returns the nested program to inline in an equation's place, or
+            None to keep the equation; if None, all that can be inlined is.
 
     Attributes:
         result: the shapes and types of what `f` returns, in its structure.
@@ -75,7 +77,13 @@ class Program:
         outputs: the numbers of the leaves of the result.
     """
 
-    def __init__(self, f: Callable[[Any], Any], x: Any, rewrite: Rewrite | None = None) -> None:
+    def __init__(
+        self,
+        f: Callable[[Any], Any],
+        x: Any,
+        rewrite: Rewrite | None = None,
+        unwrap: Callable[[Program, Any, list[int]], Any] | None = None,
+    ) -> None:
         closed, self.result = jax.make_jaxpr(f, return_shape=True)(x)
         self.structure = jax.tree.structure(self.result)
         self.ops: list[Op] = []
@@ -83,6 +91,7 @@ class Program:
         self.dtypes: list[Any] = []
         self.constants: dict[int, Any] = {}
         self._rewrite = rewrite or Program.append
+        self._unwrap = unwrap_all if unwrap is None else partial(unwrap, self)
         self._made: dict[int, Op] = {}
         self._read: dict[int, Any] = {}
         self._reached: dict[int, list[Op]] = {}
@@ -112,7 +121,7 @@ class Program:
         def rule(eqn: Any, operands: list[int]) -> list[int]:
             return self._rewrite(self, eqn, operands)
 
-        return interpret(closed.jaxpr, closed.consts, inputs, rule, self._constant, self._enter)
+        return interpret(closed.jaxpr, closed.consts, inputs, rule, self._constant, self._enter, self._unwrap)
 
     @contextmanager
     def _enter(self, eqn: Any) -> Iterator[None]:
@@ -163,7 +172,11 @@ class Program:
 
     def evaluate(self, x: list[Any], around: Sequence[Op] | None = None) -> dict[int, Any]:
         """Evaluate the program at `x`: every value, or those that some operations take and give."""
-        values = dict(self.constants) | dict(zip(self.inputs, x, strict=True))
+        return self.evaluate_from(dict(self.constants) | dict(zip(self.inputs, x, strict=True)), around)
+
+    def evaluate_from(self, given: dict[int, Any], around: Sequence[Op] | None = None) -> dict[int, Any]:
+        """Evaluate the program from its inputs and constants: every value, or those that operations take and give."""
+        values = dict(given)
         for op in self.ops if around is None else self._leading_to(around):
             values.update(zip(op.outputs, op.run([values[i] for i in op.inputs]), strict=True))
         return values
@@ -224,7 +237,7 @@ class Program:
         if number not in self._read:
             self._evaluate_now(number)
         value = self._read[number]
-        return value if value is None else np.asarray(value)
+        return None if value is None or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended) else np.asarray(value)
 
     def _evaluate_now(self, number: int) -> None:
         """Evaluate the operations that lead to a constant, in order."""
