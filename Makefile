@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-growth bench-likelihoods bench-mnist bench-overhead bench-single-site \
+.PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-growth bench-likelihoods bench-marginalize bench-mnist bench-overhead bench-single-site \
 	bench-survival bench-data bench-torch trust clean
 
 demo: $(VENV)/.demo
@@ -75,6 +75,10 @@ bench-growth: $(VENV)/.demo
 bench-likelihoods: $(VENV)/.demo
 	$(BIN)/python benchmarks/likelihoods.py
 
+# Discrete latents summed out: legrad, by hand, and NumPyro's enumeration with funsor. Writes docs/marginalize_results.md.
+bench-marginalize: $(VENV)/.bench
+	$(BIN)/python benchmarks/marginalize.py
+
 # Fits killed at random and started again, compared bit by bit.
 bench-survival: $(VENV)/.demo
 	$(BIN)/python benchmarks/survival.py --kills 50
@@ -96,7 +100,7 @@ trust: $(VENV)/.dev
 
 # Both ends of the supported range, each with the JAX and ArviZ that pip resolves there.
 test-matrix:
-	@sh tests/matrix.sh 3.11 3.13
+	@sh tools/test_matrix.sh 3.11 3.13
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

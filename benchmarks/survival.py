@@ -2,9 +2,9 @@
 
     python benchmarks/survival.py [--kills 50] [--seed 0]
 
-Each trial starts `tests/small_fit.py` (minibatches, stop="auto", a checkpoint every 50 steps) in a folder of its own,
-kills it at a random moment, one in five while it imports and compiles, the others while it takes its steps, and
-starts it again. Compiled programs are kept by JAX between the processes, to save time.
+Each trial starts `tests/helpers/small_fit.py` (minibatches, stop="auto", a checkpoint every 50 steps) in a folder of
+its own, kills it at a random moment, one in five while it imports and compiles, the others while it takes its steps,
+and starts it again. Compiled programs are kept by JAX between the processes, to save time.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-SCRIPT = Path(__file__).parents[1] / "tests" / "small_fit.py"
+SCRIPT = Path(__file__).parents[1] / "tests" / "helpers" / "small_fit.py"
 
 
 def main() -> None:

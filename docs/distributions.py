@@ -33,7 +33,7 @@ def page() -> str:
         "",
         "Admitted where the gradients of E[x], E[x²] and the entropy are within 2% with the nodes below, which are "
         "what `nodes=5` stands for; asking for two more adds two. The last column says for which parameters that was "
-        "checked (`tests/test_quadrature.py`). Outside of them `fit` and "
+        "checked (`tests/distributions/test_quadrature.py`). Outside of them `fit` and "
         "`result.diagnose` say so, and `legrad.quadrature_error` says by how much.",
         "",
         "| distribution | nodes | within 2% for |",

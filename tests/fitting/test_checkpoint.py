@@ -77,7 +77,7 @@ def test_a_fit_can_be_made_longer(tmp_path):
 @pytest.mark.long
 def test_sigkill(tmp_path):
     """The same with real processes; `benchmarks/survival.py` does it fifty times."""
-    script = Path(__file__).with_name("small_fit.py")
+    script = Path(small_fit.__file__)
 
     def start(name):
         command = [sys.executable, str(script), str(tmp_path / name), str(tmp_path / f"{name}.npz")]
@@ -275,8 +275,8 @@ def test_a_result_is_loaded_only_with_its_own_model_and_guide(tmp_path):
         load(guide=legrad.MeanField(other))
     later = legrad.load(path, other, legrad.MeanField(other))  # without data there is nothing to compare yet
     with pytest.raises(ValueError, match="no parameter 'w_loc'"):
-        later.on(small_fit.Y)
-    right = legrad.load(path, small_fit.model, legrad.MeanField(small_fit.model)).on(small_fit.Y)
+        later.with_args(small_fit.Y)
+    right = legrad.load(path, small_fit.model, legrad.MeanField(small_fit.model)).with_args(small_fit.Y)
     key = jax.random.key(1)
     np.testing.assert_array_equal(right.sample(key, 3)["z"], result.sample(key, 3)["z"])
 

@@ -1,5 +1,7 @@
 """stop="auto": it ends when it is done and not before; restarts; steps that are not finite."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,9 @@ from numpyro.infer.autoguide import AutoDelta
 
 import legrad
 from legrad.fitting import iterates
+from legrad.fitting.compiled_loop import State
 from legrad.fitting.iterates import NUMBER, Blocks
+from legrad.fitting.stopping import Phase, PhaseRecord, Stopping
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -79,6 +83,55 @@ def test_rhat_sees_a_drift_and_not_noise():
     drifting = filled(jnp.asarray(noise + np.linspace(0, 4, len(noise))[:, None]), 50)
     assert iterates.split_rhat(still, first, second)["a"] < 1.02
     assert iterates.split_rhat(drifting, first, second)["a"] > 1.3
+
+
+# --- the decision, without a fit ---------------------------------------------------------------------------------
+
+
+class Measured:
+    """A comparison of guides that says what a test wants to hear."""
+
+    def __init__(self, moved=0.0, gained=0.0, error=0.0):
+        self.moved, self.gained, self.error = moved, gained, error
+
+    def distance(self, before, after, key, loaded):
+        return self.moved
+
+    def gain(self, before, after, key, loaded):
+        return self.gained, 0.0
+
+    def spread(self, one, other, key, loaded):
+        return 2.0 * self.error
+
+
+@pytest.mark.parametrize(
+    ("measured", "next_phase", "done"),
+    [
+        (Measured(), False, True),
+        (Measured(moved=0.05), False, True),  # later phases would move by 0.05 / 3, less than the tolerance
+        (Measured(moved=0.07), True, False),  # by 0.07 / 3: more
+        (Measured(gained=1.0), True, False),
+        (Measured(error=0.03), False, False),  # the phase goes on, for a better average
+    ],
+    ids=["still", "moved little", "moved", "gained", "inaccurate"],
+)
+def test_a_stationary_phase_ends_the_fit_only_if_later_ones_would_change_nothing(measured, next_phase, done):
+    blocks = filled(jnp.asarray(np.random.default_rng(1).normal(size=(NUMBER // 2 * 50, 1))), 50)
+    state = State(*[None] * len(State._fields))._replace(
+        unconstrained={"a": jnp.zeros(1)}, rate=jnp.ones(()), blocks=blocks
+    )
+    rule = Stopping(legrad.AutoStop(tolerance=0.02), measured, KEY, {"a": jnp.zeros(1)})
+    rule.record = PhaseRecord([Phase(1.0, 0, 400, error=0.0), Phase(0.25, 400)], 50, previous={"a": jnp.zeros(1)})
+    rule.look(800, state, None)
+    assert rule.record.phases[1].rhat < 1.1
+    assert len(rule.record.phases) == (3 if next_phase else 2)
+    assert rule.done == done
+
+
+def test_what_the_rule_remembers_can_be_written_and_read():
+    trees = {"previous": {"a": 1.0}, "average": {"a": 2.0}}
+    record = PhaseRecord([Phase(1.0, 0, 64, averaged=8, gained=0.0), Phase(0.25, 64, gained=0.1)], 32, 5, **trees)
+    assert PhaseRecord.from_json(json.loads(json.dumps(record.to_json())), trees) == record
 
 
 # --- the end of a fit --------------------------------------------------------------------------------------------
@@ -186,14 +239,14 @@ def test_restarts_find_the_other_mode_and_say_so():
     ends = np.array([r.params["x_loc"] for r in result.restarts])
     assert result.params["x_loc"] == pytest.approx(2.0, abs=0.1)
     assert (ends < 0).any()
-    assert len(result.elsewhere) == (ends < 0).sum()
+    assert len(result.other_modes) == (ends < 0).sum()
     assert all(len(r.elbo) == r.steps for r in result.restarts)
 
 
 @pytest.mark.long
 def test_restarts_that_agree():
     alone, several = fit(), fit(restarts=3)
-    assert several.elsewhere == ()
+    assert several.other_modes == ()
     assert several.status.endswith("(the best of 3 starts)")
     starts = np.array([r.elbo[0] for r in several.restarts])
     assert len(np.unique(starts)) == 3

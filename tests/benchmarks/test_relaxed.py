@@ -1,8 +1,6 @@
 """REBAR and RELAX of the benchmarks against the exact gradient, and what they refuse."""
 
-import sys
 from functools import cache
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +8,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from peers import relaxed, sbn_data
 
 import legrad
 from catalogue import Row, named
 from checking import draw_until, flat, gradient_of
 from legrad.experiments import sbn
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from peers import relaxed, sbn_data
 
 pytestmark = pytest.mark.long
 

@@ -197,7 +197,7 @@ def test_subsampled_plates_have_an_elbo_and_no_weights():
     whole = Problem(rows, posterior_of_rows, {}, (Y,))
     part = Problem(rows, posterior_of_rows, {}, (Y,), {"subsample": 2})
     for function in (khat, diagnose, log_weights):
-        with pytest.raises(ValueError, match=r"plate 'rows' takes 2 of 6 .* needs every row.*result\.on"):
+        with pytest.raises(ValueError, match=r"plate 'rows' takes 2 of 6 .* needs every row.*result\.with_args"):
             function(part, KEY, 200)
     exact, estimate = elbo_estimate(whole, KEY), elbo_estimate(part, KEY, 4000)
     assert estimate.bound is None

@@ -3,24 +3,21 @@
 import contextlib
 import importlib.util
 import json
-import sys
 from functools import cache
 from pathlib import Path
 
+import estimators
 import jax
 import pytest
-from numpyro import handlers
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "peers"))
-import estimators
 import table
 from limits import BIASED, limits
 from measure import Draws, Gradients
+from numpyro import handlers
 from problems import PROBLEMS
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CHEAP = (estimators.LEGRAD, estimators.REGRAD, estimators.GRAPH)
 SAME = 4.5  # standard errors, in the worst of 8 directions
 

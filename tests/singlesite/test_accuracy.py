@@ -96,7 +96,7 @@ def test_the_check_finds_lost_digits(monkeypatch, name):
 
 def test_only_what_is_lost_runs_again(monkeypatch):
     """The way out is for the elements and candidates that need it, and for no call without them."""
-    auto, asked = importlib.import_module("legrad.singlesite.execute"), []
+    auto, asked = importlib.import_module("legrad.singlesite.follow"), []
 
     def watched(*args):
         jax.debug.callback(lambda flags: asked.append(np.asarray(flags)), args[-1])

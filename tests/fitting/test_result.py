@@ -46,7 +46,7 @@ def test_the_export(result):
 
 
 def test_other_data(result):
-    far = result.on(Y + 10.0)
+    far = result.with_args(Y + 10.0)
     assert far.elbo_estimate(KEY, 100).elbo < result.elbo_estimate(KEY, 100).elbo - 100
     assert not far.diagnose(KEY, 1000).ok
 

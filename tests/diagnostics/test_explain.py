@@ -1,20 +1,15 @@
 """The fast path was taken: for each structure, what `explain` says; and what it says where there is none."""
 
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from single_site_models import MODELS
 
 import legrad
 from legrad.singlesite.plan import Plan
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from single_site_models import MODELS
 
 rng = np.random.default_rng(0)
 N, P = 400, 30

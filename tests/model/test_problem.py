@@ -101,6 +101,19 @@ def test_terms_are_counted_as_numpyro_counts_them(model):
     np.testing.assert_allclose(ours[1]["loc"], theirs[1]["loc"], rtol=1e-9)
 
 
+def test_log_q_is_scaled_and_masked_in_f_and_bare_as_a_factor():
+    def guide():
+        with handlers.scale(scale=5.0), numpyro.plate("N", 3):
+            numpyro.sample("m", dist.Normal(0.0, 2.0).mask(jnp.array([True, False, True])))
+
+    problem, noise = Problem(legrad.log_density(lambda x: x["m"]), guide, {}), Noise(KEY, KEY)
+    pivot = problem.draw(noise)
+    here = problem.evaluate_draw(pivot, {}, noise)
+    bare = dist.Normal(0.0, 2.0).log_prob(pivot["m"].value)
+    np.testing.assert_allclose(here.minus_log_q["m"], -5.0 * bare * jnp.array([1.0, 0.0, 1.0]), rtol=1e-12)
+    np.testing.assert_allclose(here.factors["m"].log_prob(), bare, rtol=1e-12)
+
+
 @pytest.mark.long
 def test_scales_of_the_guide_follow_the_batch_axes():
     """An array of scales beside a to_event site: against the sum written out."""

@@ -1,0 +1,1 @@
+"""Generated models with discrete latents, and their sums by enumeration or by hand."""
