@@ -1,0 +1,1 @@
+"""Sums over discrete latents, found from the traced program: `legrad.marginalize`."""

@@ -1,0 +1,125 @@
+"""The terms of a model at every candidate of its discrete latents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from legrad.marginal.loops import rewrite, unwrap
+from legrad.marginal.rules import Context, apply
+from legrad.marginal.table import CannotSum, Label, Table, constant
+from legrad.trace.program import Program
+
+
+@dataclass(frozen=True)
+class Support:
+    """The candidates of one site: values on a leading axis (axes of length 1 hold for all elements)."""
+
+    values: Any
+    shape: tuple[int, ...]
+    start: int  # the number of the first element among those of all sites
+
+    @property
+    def size(self) -> int:
+        """The number of candidates."""
+        return int(self.values.shape[0])
+
+    @property
+    def count(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape))
+
+    def table(self) -> Table:
+        """Return the site's value at its candidates."""
+        elements = self.start + np.arange(self.count).reshape(self.shape)
+        return Table(self.values, (Label(self.size, elements),), self.shape)
+
+
+def tables(
+    terms: Callable[[dict[str, Any]], dict[str, Any]],
+    supports: Mapping[str, Support],
+    limit: int,
+) -> dict[str, list[Table]]:
+    """Evaluate terms at every candidate: for each term tables whose numbers add up to it.
+
+    Args:
+        terms: a function from the values of the sites to arrays of additive terms.
+        supports: the candidates.
+        limit: the largest number of joint values in one table.
+    """
+    like = {name: jnp.zeros(s.shape, s.values.dtype) for name, s in supports.items()}
+    program = Program(terms, like, rewrite=rewrite, unwrap=unwrap)
+    context = Context(program, limit)
+    values: dict[int, Table] = {i: constant(c) for i, c in program.constants.items()}
+    values.update(zip(program.inputs, (supports[name].table() for name in sorted(supports)), strict=True))
+    parts = {name: _parts(program, i) for name, i in zip(sorted(program.result), program.outputs, strict=True)}
+    needed = _needed(program, {i for found in parts.values() for i, _, _ in found})
+    for op in program.ops:
+        if needed.isdisjoint(op.outputs):
+            continue
+        try:
+            results = apply(op, [values[i] for i in op.inputs], context)
+        except CannotSum as error:
+            raise CannotSum(error.elements, f"{error.reason} ({op.name}{_at(op.line)})") from None
+        values.update(zip(op.outputs, results, strict=True))
+
+    def total(i: int, sign: int, factors: list[int]) -> Table:
+        table = values[i]
+        numbers = table.values if sign > 0 else -table.values
+        for factor in factors:
+            numbers = numbers * jnp.reshape(values[factor].full().values, -1)[0]
+        return Table(numbers, table.labels, table.shape)
+
+    return {name: [total(*part) for part in found] for name, found in parts.items()}
+
+
+def _at(line: str) -> str:
+    return f" at {line}" if line else ""
+
+
+def _needed(program: Program, wanted: set[int]) -> set[int]:
+    """Return the values that lead to some values."""
+    needed = set(wanted)
+    for op in reversed(program.ops):
+        if not needed.isdisjoint(op.outputs):
+            needed.update(op.inputs)
+    for found in list(needed):
+        needed.add(found)
+    return needed
+
+
+def _parts(program: Program, output: int) -> list[tuple[int, int, list[int]]]:
+    """Find values whose numbers add up to those of an output, each with its sign and constant factors."""
+    found, ahead = [], [(output, 1, list[int]())]
+    while ahead:
+        i, sign, factors = ahead.pop()
+        op = program.maker(i)
+        floating = jnp.issubdtype(program.dtypes[i], jnp.floating)
+        if op is None or not floating or program.is_constant(i):
+            found.append((i, sign, factors))
+        elif op.name in ("reduce_sum", "reshape", "squeeze", "transpose", "copy", "neg"):
+            ahead.append((op.inputs[0], -sign if op.name == "neg" else sign, factors))
+        elif op.name in ("add", "sub", "add_any") and _same_shape(program, op):
+            ahead += [(op.inputs[0], sign, factors), (op.inputs[1], -sign if op.name == "sub" else sign, factors)]
+        elif op.name == "mul" and any(_is_number(program, j) for j in op.inputs):
+            number = next(j for j in op.inputs if _is_number(program, j))
+            other = next(j for j in reversed(op.inputs) if j != number)
+            if program.shapes[other] == program.shapes[i]:
+                ahead.append((other, sign, [*factors, number]))
+            else:
+                found.append((i, sign, factors))
+        else:
+            found.append((i, sign, factors))
+    return found
+
+
+def _same_shape(program: Program, op: Any) -> bool:
+    return all(program.shapes[j] == program.shapes[op.outputs[0]] for j in op.inputs)
+
+
+def _is_number(program: Program, i: int) -> bool:
+    return program.is_constant(i) and program.is_one_number(i)
