@@ -13,6 +13,8 @@ from legrad.fitting.quadrature_error import quadrature_error
 from legrad.fitting.result import FitResult, load
 from legrad.fitting.stopping import AutoStop
 from legrad.guides.mean_field import MeanField
+from legrad.guides.structured import Structured
+from legrad.marginal.marginalize import Marginal, marginalize
 from legrad.model.log_density import log_density
 from legrad.model.messages import FitWarning
 from legrad.singlesite import single_site, single_site_differences
@@ -27,11 +29,13 @@ __all__ = [
     "FitWarning",
     "JsonLines",
     "LocalExpectation",
+    "Marginal",
     "MeanField",
     "Minibatches",
     "Reparameterized",
     "ScoreFunction",
     "Snapshot",
+    "Structured",
     "calibrate",
     "compare",
     "expectation",
@@ -39,6 +43,7 @@ __all__ = [
     "fit",
     "load",
     "log_density",
+    "marginalize",
     "quadrature_error",
     "single_site",
     "single_site_differences",

@@ -4,8 +4,8 @@ For every element x of every latent, with the smoothed weights W of `psis`:
 
     mean: (mean_q − mean_W) / sd_W        sd: (sd_q − sd_W) / sd_W        both must be within 0.1
 
-Draws are random, so a shift counts only beyond z standard errors, with z = max(2, √(2 log m)) for m comparisons: the
-largest z-score that noise alone reaches among m. If z standard errors are themselves more than 0.1, the draws cannot
+A shift is flagged by its estimate. Draws are random: if z of its standard errors are more than 0.1, with
+z = max(2, √(2 log m)) for m comparisons, the largest z-score that noise alone reaches among m, then the draws cannot
 tell, and a flag says so.
 """
 
@@ -29,7 +29,7 @@ Feature = tuple[str, int | None]  # a latent, or the indicator of one of its cat
 
 @dataclass(frozen=True)
 class Shift:
-    """How far a moment of the guide is from that of the posterior, at the element that most exceeds the noise.
+    """How far a moment of the guide is from that of the posterior, at the element where it is farthest.
 
     Attributes:
         value: the guide's moment minus the posterior's, in posterior standard deviations.
@@ -127,7 +127,7 @@ def diagnose(problem: Problem, key: jax.Array, n: int = 16_000) -> Diagnosis:
             value, error = np.stack(shifts[what], -1), np.stack([errors[key][i] for key in mine], -1)
             if len(mine) == 1:
                 value, error = value[..., 0], error[..., 0]
-            found.append(_at(value, error, np.argmax(np.abs(value) - z * error)))
+            found.append(_at(value, error, np.argmax(np.abs(value))))
             flags += _flags(name, what, found[-1], _at(value, error, np.argmax(error)), z, n, k)
         sites[name] = SiteShift(found[0], found[1] if len(found) == 2 else None)
     return Diagnosis(k, summary(log_w), sites, flags, n)
@@ -243,7 +243,7 @@ _TRY = {
 
 
 def _flags(name: str, what: str, worst: Shift, noisiest: Shift, z: float, n: int, k: float) -> list[str]:
-    if abs(worst.value) - z * worst.error > TOLERANCE:
+    if abs(worst.value) > TOLERANCE:
         return [
             f"the {what} of {_element(name, worst.index)} is {worst} posterior standard deviations from that of the "
             f"reweighted draws, more than {TOLERANCE}: {_TRY[what]}"

@@ -24,6 +24,7 @@ from legrad.model.problem import Evaluation, Noise, Problem
 from legrad.model.threads import one_at_a_time
 
 _MEMORY = 1 << 26  # bytes of intermediate values of draws made together, and of the draws held on the host
+_TOGETHER = 1024  # draws made together: XLA's threads can wait for each other forever in larger batches of Cholesky
 Values = dict[str, np.ndarray]
 
 
@@ -70,7 +71,7 @@ class Draws:
 
         largest = max((v.aval.size * 8 for eqn in program.eqns for v in eqn.outvars), default=8)
         held = sum(math.prod(s.shape) * 8 for s in jax.tree.leaves(shapes))
-        self._together = max(1, _MEMORY // (8 * largest))
+        self._together = max(1, min(_TOGETHER, _MEMORY // (8 * largest)))
         self._chunk = max(2, math.ceil(n / math.ceil(n * held / _MEMORY)))
         self._run = lru_cache(maxsize=1)(self._run_chunk)  # if one chunk holds all draws, they are made once
         self._compiled = _compiled(problem, self._together)
@@ -167,7 +168,7 @@ def _subsampled(sizes: Mapping[str, tuple[int, int]]) -> str:
         if taken < size:
             return (
                 f"plate '{name}' takes {taken} of {size} members at a time, and an importance weight needs every "
-                "row: a scaled subsample is unbiased for log w, but not for w. Call result.on(...) with the "
+                "row: a scaled subsample is unbiased for log w, but not for w. Call result.with_args(...) with the "
                 "full data and a model without subsample_size, and use that result"
             )
     return ""

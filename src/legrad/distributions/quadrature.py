@@ -2,7 +2,7 @@
 
 A distribution is admitted if its smallest number of nodes gives the gradients of E[x], E[x²] and the entropy to 2%
 (the entropy by NumPyro's formula if there is one). A new distribution is a line in `QUADRATURE`, and a row in the
-catalogue of `tests/test_quadrature.py`, which measures all distributions.
+catalogue of `tests/distributions/test_quadrature.py`, which measures all distributions.
 """
 
 from __future__ import annotations

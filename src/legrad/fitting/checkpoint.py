@@ -23,7 +23,7 @@ import optax
 from legrad.fitting import file_format as container
 from legrad.fitting.compiled_loop import State
 from legrad.fitting.data import Minibatches
-from legrad.fitting.stopping import _TREES, Watch
+from legrad.fitting.stopping import _TREES, PhaseRecord
 
 FILE = "checkpoint.legrad"
 _KIND = "checkpoint"
@@ -43,7 +43,7 @@ class Progress:
         at: how many steps were taken.
         limits: for each start, the step at which it ends.
         failures: the starts that met a step that is not finite, with that step.
-        watches: for each start, what its stopping rule remembers; empty without a stopping rule.
+        records: for each start, what its stopping rule remembers; empty without a stopping rule.
         clock: rows of (steps, seconds).
     """
 
@@ -51,7 +51,7 @@ class Progress:
     at: int
     limits: np.ndarray
     failures: dict[int, int] = field(default_factory=dict)
-    watches: list[Watch] = field(default_factory=list)
+    records: list[PhaseRecord] = field(default_factory=list)
     clock: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.0)])
 
 
@@ -75,15 +75,15 @@ class Checkpoint:
         done = progress.at
         state = progress.state._replace(elbo=progress.state.elbo[..., :done], noise=progress.state.noise[..., :done])
         arrays = container.flat("state", state)
-        for i, watch in enumerate(progress.watches):
+        for i, record in enumerate(progress.records):
             for name in _TREES:
-                arrays |= container.flat(f"{name} {i}", getattr(watch, name))
+                arrays |= container.flat(f"{name} {i}", getattr(record, name))
         numbers = {
             "identity": self.identity,
             "at": done,
             "limits": [int(limit) for limit in progress.limits],
             "failures": list(progress.failures.items()),
-            "watches": [watch.to_json() for watch in progress.watches],
+            "watches": [record.to_json() for record in progress.records],
             "clock": progress.clock,
         }
         container.write(self.path, _KIND, numbers, arrays)
@@ -114,17 +114,19 @@ class Checkpoint:
         elbo, noise = (np.pad(x, room, constant_values=np.nan) for x in (leaves.elbo, leaves.noise))
         state = jax.tree.map(jnp.asarray, leaves._replace(elbo=elbo, noise=noise))
         failures = {int(start): int(step) for start, step in numbers["failures"]}
-        watches = [self._watch(i, w, begin, arrays) for i, w in enumerate(numbers["watches"])]
-        ended = {i for i, watch in enumerate(watches) if watch.done} | set(failures)
+        records = [self._record(i, found, begin, arrays) for i, found in enumerate(numbers["watches"])]
+        ended = {i for i, record in enumerate(records) if record.done} | set(failures)
         limits = np.asarray([old if i in ended else steps for i, old in enumerate(old_steps)])
         clock = [(float(a), float(b)) for a, b in numbers["clock"]]
-        return Progress(state, at, limits, failures, watches, clock)
+        return Progress(state, at, limits, failures, records, clock)
 
-    def _watch(self, i: int, numbers: dict[str, Any], begin: Progress, arrays: Mapping[str, np.ndarray]) -> Watch:
+    def _record(
+        self, i: int, numbers: dict[str, Any], begin: Progress, arrays: Mapping[str, np.ndarray]
+    ) -> PhaseRecord:
         several = len(begin.limits) > 1
         like = jax.tree.map(lambda x: x[0] if several else x, begin.state.unconstrained)
         trees = {name: container.unflat(f"{name} {i}", like, arrays) for name in numbers["has"]}
-        return Watch.from_json(numbers, jax.tree.map(jnp.asarray, trees))
+        return PhaseRecord.from_json(numbers, jax.tree.map(jnp.asarray, trees))
 
     def _check_identity(self, theirs: Mapping[str, Any], remedy: str) -> None:
         for what, mine in self.identity.items():

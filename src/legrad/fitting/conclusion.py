@@ -17,7 +17,7 @@ from legrad.fitting.data import Loaded
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import INTERRUPTED, LOST
 from legrad.fitting.result import FitResult
-from legrad.fitting.stopping import Watch, answer
+from legrad.fitting.stopping import PhaseRecord, answer
 from legrad.model.messages import FitWarning
 from legrad.model.problem import Problem
 
@@ -48,20 +48,20 @@ def finish(
     """
     results = [_one(program, now, i, ended, steps, seconds, took) for i in range(len(now.limits))]
     best = 0
-    elsewhere: tuple[int, ...] = ()
+    other_modes: tuple[int, ...] = ()
     if len(results) > 1:
-        best, elsewhere = _compare(program, comparison, now, results)
+        best, other_modes = _compare(program, comparison, now, results)
     result = results[best]
     if len(results) > 1:
-        result = replace(result, restarts=tuple(results), elsewhere=elsewhere)
+        result = replace(result, restarts=tuple(results), other_modes=other_modes)
         words = f"the best of {len(results)} starts"
-        if elsewhere:
-            words += f"; {result._other_modes()}"
+        if other_modes:
+            words += f"; {result._other_modes_flag()}"
         result = replace(result, status=f"{result.status} ({words})")
     if best not in now.failures and ended != INTERRUPTED:
         result = _checked(program, comparison, now, best, result)
-    judged = bool(now.watches)
-    if ended or best in now.failures or elsewhere or result.quadrature or (judged and not result.converged):
+    judged = bool(now.records)
+    if ended or best in now.failures or other_modes or result.quadrature or (judged and not result.converged):
         warnings.warn(result.status, FitWarning, stacklevel=3)
     return result
 
@@ -85,21 +85,21 @@ def _one(
 ) -> FitResult:
     state = program.take(now.state, start)
     done = min(now.at, int(now.limits[start]))
-    watch = now.watches[start] if now.watches else None
-    converged = watch is not None and watch.done
+    record = now.records[start] if now.records else None
+    converged = record is not None and record.done
     fell = _fell(np.asarray(state.elbo)[:done])
     unconstrained, since = _end(program, now, start)
     elbo = np.asarray(state.elbo)
     if start in now.failures:
         status = _failure(program, now.failures[start], start, state)
     elif converged:
-        assert watch is not None
-        status = _converged(watch, done)
+        assert record is not None
+        status = _converged(record, done)
     elif ended:
         status = f"stopped at step {done:,}: {ended}"
     else:
         limit = f"{steps:,} steps" if done >= steps else f"{seconds:g} seconds, {done:,} steps"
-        status = _unfinished(watch, elbo[:done], limit, since)
+        status = _unfinished(record, elbo[:done], limit, since)
     if ended.startswith(LOST) and (converged or start in now.failures):
         status = f"{status}. But {ended}"
     if fell and start not in now.failures:
@@ -115,8 +115,8 @@ def _one(
         steps=done,
         seconds=took,
         gradient_variance=np.asarray(state.noise)[:done],
-        phases=() if watch is None else tuple(watch.phases),
-        error=jax.device_get(watch.error) if watch is not None and converged else None,
+        phases=() if record is None else tuple(record.phases),
+        error=jax.device_get(record.error) if record is not None and converged else None,
         clock=np.asarray(now.clock),
         problem=Problem(program.model, program.guide, params | first.plates, first.args, first.kwargs),
         estimator=program.estimator,
@@ -126,8 +126,8 @@ def _one(
 
 def _end(program: CompiledLoop, now: Progress, start: int) -> tuple[Any, int | None]:
     """Return the unconstrained parameters that a start ended with, and the step since which they are averaged."""
-    if now.watches and start not in now.failures:
-        return answer(now.watches[start], program.take(now.state, start))
+    if now.records and start not in now.failures:
+        return answer(now.records[start], program.take(now.state, start))
     return program.take(now.state.unconstrained, start), None
 
 
@@ -144,8 +144,8 @@ def _failure(program: CompiledLoop, step: int, start: int, state: Any) -> str:
     )
 
 
-def _converged(watch: Watch, done: int) -> str:
-    last = watch.phases[-1]
+def _converged(record: PhaseRecord, done: int) -> str:
+    last = record.phases[-1]
     rhat = f"R-hat {last.rhat:.2f}{', only of parameters whose drift does not move the guide' if last.flat else ''}"
     if last.moved == last.error == 0.0:
         return (
@@ -160,18 +160,17 @@ def _converged(watch: Watch, done: int) -> str:
     )
 
 
-def _unfinished(watch: Watch | None, elbo: np.ndarray, limit: str, since: int | None) -> str:
+def _unfinished(record: PhaseRecord | None, elbo: np.ndarray, limit: str, since: int | None) -> str:
     trend = _trend(elbo)
-    if watch is None:
+    if record is None:
         return f"took the {limit} that it was given; {trend}. stop='auto' tells whether a fit has converged"
-    phase = watch.phases[-1]
+    phase = record.phases[-1]
     what = "the last iterate" if since is None else f"the average since step {since:,}"
     if math.isinf(phase.rhat):
         why = "there were too few steps to compare"
     elif math.isinf(phase.error):
-        why = (
-            f"the iterates are not stationary at the {_ordinal(len(watch.phases))} step size (R-hat {phase.rhat:.2f})"
-        )
+        which = _ordinal(len(record.phases))
+        why = f"the iterates are not stationary at the {which} step size (R-hat {phase.rhat:.2f})"
     else:
         why = (
             f"the average of the iterates is accurate only to {phase.error:.2g} standard deviations of the guide, or "
@@ -248,7 +247,7 @@ def _compare(
         (i for i in range(len(ends)) if i == top or _as_good(comparison, ends[top], ends[i], key, loaded)),
         key=lambda i: (i in now.failures, not results[i].converged, results[i].steps),
     )
-    elsewhere = [
+    other_modes = [
         i
         for i, elbo in enumerate(elbos)
         if i != best
@@ -259,4 +258,4 @@ def _compare(
         )
         < _APART
     ]
-    return best, tuple(elsewhere)
+    return best, tuple(other_modes)

@@ -15,6 +15,7 @@ import optax
 from numpyro.infer.elbo import ELBO
 
 from legrad.estimators import LocalExpectation
+from legrad.fitting.automatic import prepared, solvable, solve
 from legrad.fitting.callbacks import Callback
 from legrad.fitting.checkpoint import Checkpoint, Progress, estimator_of, identity
 from legrad.fitting.checks import check_start
@@ -28,6 +29,7 @@ from legrad.fitting.result import FitResult
 from legrad.fitting.starts import scattered
 from legrad.fitting.stopping import AutoStop, Stopping
 from legrad.guides.protocol import OtherStarts
+from legrad.guides.structured import Structured
 from legrad.model.parameters import Parameters
 from legrad.model.problem import Problem
 
@@ -36,7 +38,7 @@ _STEPS, _STEPS_AUTO = 2000, 100_000
 
 def fit(
     model: Callable[..., Any],
-    guide: Callable[..., Any],
+    guide: Callable[..., Any] | None = None,
     *,
     key: jax.Array,
     args: tuple[Any, ...] = (),
@@ -55,11 +57,17 @@ def fit(
     callback_every: int = 100,
     progress: bool | str | None = None,
 ) -> FitResult:
-    """Fit a guide to a model by stochastic gradients of the ELBO.
+    """Fit a guide to a model by stochastic gradients of the ELBO; without a guide, fit `legrad.Structured(model)`.
+
+    Without a guide, and if all latents are continuous, no step is random: a Gaussian in unconstrained space is fitted
+    from the posterior's mode to the ELBO of fixed draws, more of them until fresh draws confirm the answer;
+    `result.method` says what was done. Settings of the stochastic loop (`data`, `estimator`, `optimizer`, `steps`,
+    `stop`, `init_params`, `checkpoint`, `callback`) choose that loop, with `stop="auto"` unless `steps` or `stop`
+    is given.
 
     Args:
         model: a NumPyro model, or `legrad.log_density(f)`.
-        guide: a NumPyro guide, such as `legrad.MeanField(model)`.
+        guide: a NumPyro guide, such as `legrad.MeanField(model)`; `legrad.Structured(model)` if None.
         key: the random key. The same key gives the same fit; with `seconds`, the number of steps may still differ.
         args: positional arguments of model and guide; arrays among them are data.
         kwargs: keyword arguments of model and guide.
@@ -85,10 +93,19 @@ def fit(
         The fitted parameters, how the fit ended, the ELBO of every step, and methods to sample, check and save.
 
     Example:
-        >>> result = legrad.fit(model, legrad.MeanField(model), args=(X, y), key=jax.random.key(0), stop="auto")
-        >>> result.params, result.converged, result.status
+        >>> result = legrad.fit(model, args=(X, y), key=jax.random.key(0))
+        >>> result.sample(jax.random.key(1), 1000), result.converged, result.status
     """
     begun = time.perf_counter()
+    if guide is None:
+        _check_arguments(args, data, seconds)
+        _check_counts(restarts=restarts)
+        model = prepared(model, args, kwargs or {})
+        guide = Structured(model)
+        of_loop = (data, estimator, optimizer, steps, stop, init_params, checkpoint, callback)
+        if all(setting is None for setting in of_loop) and solvable(guide, args, kwargs or {}):
+            return solve(guide, args, kwargs or {}, key, seconds, restarts, begun)
+        stop = "auto" if steps is None and stop is None else stop
     rule: Any = AutoStop() if stop == "auto" else stop
     chosen: Any = LocalExpectation() if estimator is None else estimator
     optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
@@ -118,7 +135,7 @@ def fit(
         for start_key in keys[1:]:
             of_other, of_place, of_move = jax.random.split(start_key, 3)
             place: dict[str, Any] = (
-                guide.elsewhere(of_place, first.args, first.kwargs) if isinstance(guide, OtherStarts) else {}
+                guide.other_start(of_place, first.args, first.kwargs) if isinstance(guide, OtherStarts) else {}
             )
             given = place | dict(init_params or {})
             other = Parameters(model, guide, first.args, first.kwargs, of_other, given)
@@ -127,15 +144,15 @@ def fit(
         comparison = GuideComparison(program)
         stoppings = [Stopping(rule, comparison, k, s) for k, s in zip(keys, starts, strict=True)] if rule else []
         state = program.begin(starts, steps, rule.block if rule else None)
-        now = Progress(state, 0, np.full(restarts, steps), watches=[s.watch for s in stoppings])
+        now = Progress(state, 0, np.full(restarts, steps), records=[s.record for s in stoppings])
         kept = None
         if checkpoint is not None:
             mine = identity(key=key, starts=starts, estimator=chosen, optimizer=optimizer, stop=rule,
                             args=(args, kwargs), data=data, terms=terms)  # fmt: skip
             kept = Checkpoint(checkpoint, mine)
             now = kept.load(now, steps) or now
-            for stopping, watch in zip(stoppings, now.watches, strict=True):
-                stopping.watch = watch
+            for stopping, record in zip(stoppings, now.records, strict=True):
+                stopping.record = record
         limit = math.inf if seconds is None else seconds
         loop = HostLoop(program, steps, limit, stoppings, kept, checkpoint_every, callbacks, callback_every, progress)
         now, ended = loop.run(now)
@@ -147,8 +164,7 @@ def fit(
 def _check(
     estimator: Any, optimizer: Any, rule: Any, seconds: Any, args: Any, data: Any, callbacks: Sequence[Any]
 ) -> None:
-    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
-        raise ValueError(f"seconds={seconds!r}: give a positive number, or None for no limit")
+    _check_arguments(args, data, seconds)
     if rule is not None and not isinstance(rule, AutoStop):
         raise ValueError(f"stop={rule!r}: give 'auto', legrad.AutoStop(...), or None for a fixed number of steps")
     if not isinstance(estimator, ELBO) and estimator != "auto":
@@ -158,13 +174,18 @@ def _check(
         )
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer={optimizer!r} is not an optax optimizer: pass one such as optax.adam(1e-2)")
+    for callback in callbacks:
+        if not callable(callback):
+            raise TypeError(f"callback={callback!r} cannot be called: pass a function of a legrad.Snapshot")
+
+
+def _check_arguments(args: Any, data: Any, seconds: Any) -> None:
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        raise ValueError(f"seconds={seconds!r}: give a positive number, or None for no limit")
     if not isinstance(args, tuple):
         raise TypeError(f"args is a {type(args).__name__}: pass the model's arguments as a tuple, args=(X, y)")
     if data is not None and not isinstance(data, Minibatches):
         raise TypeError(f"data is a {type(data).__name__}: pass data=legrad.Minibatches(X, y, size=100)")
-    for callback in callbacks:
-        if not callable(callback):
-            raise TypeError(f"callback={callback!r} cannot be called: pass a function of a legrad.Snapshot")
 
 
 def _check_counts(**counts: int | None) -> None:

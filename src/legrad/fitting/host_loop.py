@@ -91,7 +91,7 @@ class HostLoop:
     def _look(self, now: Progress) -> Progress:
         """Apply the stopping rule of each start that is due at this step."""
         limits, state = now.limits.copy(), now.state
-        before = [stopping.watch for stopping in self.stoppings]
+        before = [stopping.record for stopping in self.stoppings]
         try:
             for i, stopping in enumerate(self.stoppings):
                 if limits[i] < now.at or stopping.next_look != now.at:
@@ -102,11 +102,11 @@ class HostLoop:
                 if stopping.done:
                     limits[i] = now.at
         except BaseException:
-            for stopping, watch in zip(self.stoppings, before, strict=True):
-                stopping.watch = watch
+            for stopping, record in zip(self.stoppings, before, strict=True):
+                stopping.record = record
             raise
-        watches = [stopping.watch for stopping in self.stoppings]
-        return Progress(state, now.at, limits, now.failures, watches, now.clock)
+        records = [stopping.record for stopping in self.stoppings]
+        return Progress(state, now.at, limits, now.failures, records, now.clock)
 
     def _tell(self, now: Progress, bar: Any) -> str:
         """Update the bar, call the callbacks, write a checkpoint; return the reason if one of them ends the fit."""
@@ -146,7 +146,7 @@ class HostLoop:
         self._first = False
         done = min(int(target), max(int(limits.max()), at))  # less than the target where every start has failed
         clock = [*now.clock, (float(done), now.clock[-1][1] + took)]
-        return Progress(state, done, limits, now.failures | failed, now.watches, clock)
+        return Progress(state, done, limits, now.failures | failed, now.records, clock)
 
     def _appointments(self, at: int, limits: np.ndarray) -> list[float]:
         """Return the next steps at which a stopping rule, a callback or a checkpoint is due."""
@@ -188,7 +188,7 @@ class HostLoop:
         words = [f"step {now.at:,}"] if timed else []
         words.append(f"ELBO {elbo:.4g}")
         if self.stoppings:
-            words.append(f"step size ×{self.stoppings[best].watch.phases[-1].rate:.3g}")
+            words.append(f"step size ×{self.stoppings[best].record.phases[-1].rate:.3g}")
         bar.set_postfix_str(", ".join(words))
         bar.update((min(self._ran, self.seconds) if timed else now.at) - bar.n)
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import Predictive
 
+from legrad.diagnostics.corrected import corrected_sample
 from legrad.diagnostics.diagnosis import Diagnosis, diagnose
 from legrad.diagnostics.psis import ElboEstimate, elbo_estimate, khat
 from legrad.diagnostics.to_arviz import to_arviz
@@ -25,6 +26,7 @@ from legrad.fitting.quadrature_error import quadrature_concern
 from legrad.fitting.stopping import Phase
 from legrad.guides.protocol import WholePlates
 from legrad.model.parameters import require_same
+from legrad.model.precision import as_double, double
 from legrad.model.problem import Noise, Problem
 from legrad.model.threads import one_at_a_time
 from legrad.singlesite.report import listening
@@ -48,13 +50,16 @@ class FitResult:
         phases: with `stop="auto"`, one entry per step size: where it began and ended, and what was measured.
         error: the Monte Carlo error of the averaged parameters, in the unconstrained space; None if not averaged.
         restarts: with `restarts` > 1, the results of all starts; this result is the best of them.
-        elsewhere: indices into `restarts` of the starts that ended at another guide whose ELBO is not much worse.
+        other_modes: indices into `restarts` of the starts that ended at another guide whose ELBO is not much worse.
         quadrature: a sentence on what more quadrature nodes would change, if that is more than 2% of the gradient.
         clock: rows of (steps done, seconds of running so far), one after each chunk of compiled steps; the first
             step's seconds are mostly compilation.
         problem: model, guide, parameters and data, from which the methods compute.
         estimator: the estimator that gave the gradients.
         optimizer_state: the state of the optimizer after the last step.
+        how: for a fit without a guide, what was done, in one sentence.
+        gradients: for a fit without steps, how many gradients it took: of the "model", and of the "objective".
+        double: whether weights are computed in double precision, whatever the program runs in.
     """
 
     params: dict[str, Any]
@@ -71,12 +76,20 @@ class FitResult:
     estimator: Any = field(repr=False)
     optimizer_state: Any = field(repr=False)
     restarts: tuple[FitResult, ...] = field(default=(), repr=False)
-    elsewhere: tuple[int, ...] = field(default=(), repr=False)
+    other_modes: tuple[int, ...] = field(default=(), repr=False)
     quadrature: str = field(default="", repr=False)
+    how: str = field(default="", repr=False)
+    gradients: dict[str, int] = field(default_factory=dict, repr=False)
+    double: bool = field(default=False, repr=False)
 
     @cached_property
     def method(self) -> str:
-        """The estimator's name, and which latents it treats differently from its settings, and why."""
+        """The estimator's name, and which latents it treats differently from its settings, and why.
+
+        For a fit without a guide, a sentence that says what was done.
+        """
+        if self.how:
+            return self.how
         if not isinstance(self.estimator, LocalExpectation):
             return self.estimator_name
         estimator, problem = self.estimator, self.problem
@@ -95,7 +108,7 @@ class FitResult:
         """The estimator's name."""
         return self.estimator if isinstance(self.estimator, str) else type(self.estimator).__name__
 
-    def on(self, *args: Any, model: Callable[..., Any] | None = None, **kwargs: Any) -> FitResult:
+    def with_args(self, *args: Any, model: Callable[..., Any] | None = None, **kwargs: Any) -> FitResult:
         """Return the same fit with other arguments: held-out data, or all rows of a fit on minibatches.
 
         Args:
@@ -110,14 +123,34 @@ class FitResult:
         return replace(self, problem=other)
 
     @one_at_a_time
-    def sample(self, key: jax.Array, num_samples: int = 1000) -> dict[str, jax.Array]:
-        """Draw from the fitted guide; returns for each latent an array with a leading axis of draws."""
+    def sample(self, key: jax.Array, num_samples: int = 1000, corrected: bool = False) -> dict[str, jax.Array]:
+        """Draw from the fitted guide; returns for each latent an array with a leading axis of draws.
+
+        Args:
+            key: the random key.
+            num_samples: the number of draws.
+            corrected: whether to resample the draws by their smoothed importance weights, which corrects what the
+                guide cannot hold. Needs ArviZ, and a k-hat of at most 0.7.
+        """
+        if corrected:
+            draws = self._precisely(lambda problem: corrected_sample(problem, key, num_samples))
+            return {name: jnp.asarray(value) for name, value in draws.items()}
         problem = self.problem
         guide = problem.guide.whole if isinstance(problem.guide, WholePlates) else problem.guide
         params = jax.tree.map(jnp.asarray, self.params)  # a guide may look them up with a traced index
         draw = Predictive(guide, params=params, num_samples=num_samples, parallel=True)
         values = draw(key, *problem.args, **problem.kwargs)
         return {name: value for name, value in values.items() if name not in self._auxiliary()}
+
+    def _precisely(self, run: Callable[[Problem], Any]) -> Any:
+        """Run a function of the problem; in double precision if the fit was made in it."""
+        if not self.double:
+            return run(self.problem)
+        with double(True):
+            params, args, kwargs = as_double(
+                (dict(self.problem.params), self.problem.args, dict(self.problem.kwargs))
+            )
+            return run(replace(self.problem, params=params, args=args, kwargs=kwargs))
 
     @one_at_a_time
     def _auxiliary(self) -> set[str]:
@@ -129,32 +162,33 @@ class FitResult:
 
     def khat(self, key: jax.Array, num_samples: int = 16_000) -> float:
         """Return the PSIS k-hat of the guide as a proposal for the posterior; warn if above 0.7. Needs ArviZ."""
-        return khat(self.problem, key, num_samples)
+        return self._precisely(lambda problem: khat(problem, key, num_samples))
 
     def elbo_estimate(self, key: jax.Array, n: int = 1000) -> ElboEstimate:
         """Estimate the ELBO with its standard error, and the importance-weighted bound, from `n` draws."""
-        return elbo_estimate(self.problem, key, n)
+        return self._precisely(lambda problem: elbo_estimate(problem, key, n))
 
     def diagnose(self, key: jax.Array, n: int = 16_000) -> Diagnosis:
         """Check the fit for every known problem: convergence, other modes, quadrature, k-hat, reweighted moments."""
-        found = diagnose(self.problem, key, n)
+        found = self._precisely(lambda problem: diagnose(problem, key, n))
         against = [] if self.converged else [f"the fit has not converged: {self.status}"]
-        if self.elsewhere:
-            against.append(self._other_modes())
+        if self.other_modes:
+            against.append(self._other_modes_flag())
         if quadrature := quadrature_concern(self, key):
             against.append(quadrature)
         return replace(found, flags=[*against, *found.flags])
 
-    def _other_modes(self) -> str:
+    def _other_modes_flag(self) -> str:
         return (
-            f"{len(self.elsewhere)} of {len(self.restarts)} starts ended at another guide with an ELBO that is not "
+            f"{len(self.other_modes)} of {len(self.restarts)} starts ended at another guide with an ELBO that is not "
             "much worse: the posterior has several modes (or exchangeable labels), of which the guide covers one, or "
             "these starts need more steps"
         )
 
     def to_arviz(self, key: jax.Array, num_samples: int = 1000, **names: Any) -> Any:
         """Return posterior, predictive and log-likelihood for ArviZ; `coords` and `dims` are those of ArviZ."""
-        whole = self.on(*self.problem.args, **self.problem.kwargs)  # all members of plates, not the last minibatch's
+        # All members of plates, not those of the last minibatch.
+        whole = self.with_args(*self.problem.args, **self.problem.kwargs)
         return to_arviz(whole.problem, key, num_samples, **names)
 
     def plot(self, path: Any = None) -> Any:
@@ -166,17 +200,18 @@ class FitResult:
         arrays: dict[str, np.ndarray] = {}
         numbers = self._described(arrays)
         numbers["restarts"] = [restart._described(arrays) for restart in self.restarts]
-        numbers["elsewhere"] = list(self.elsewhere)
+        numbers["elsewhere"] = list(self.other_modes)
         container.write(Path(path), _KIND, numbers, arrays)
 
     def _described(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         trees = {name: getattr(self, name) for name in _ARRAYS}
-        plain = {name: getattr(self, name) for name in ("converged", "status", "steps", "seconds", "quadrature")}
+        plain = {name: getattr(self, name) for name in _PLAIN}
         phases = [vars(phase) for phase in self.phases]
         trees = {name: container.described(tree, arrays) for name, tree in trees.items() if tree is not None}
         return plain | {"trees": trees, "phases": phases, "estimator": self.estimator_name}
 
 
+_PLAIN = ("converged", "status", "steps", "seconds", "quadrature", "how", "gradients", "double")
 _ARRAYS = ("params", "elbo", "gradient_variance", "error", "clock")
 
 
@@ -199,7 +234,7 @@ def load(
 
     Raises:
         ValueError: if the parameters of model and guide are not those of the file. Without the arguments of the
-            fit, this is checked at `result.on(...)`.
+            fit, this is checked at `result.with_args(...)`.
 
     Example:
         >>> result.save("fit.legrad")
@@ -215,6 +250,9 @@ def load(
             converged=numbers["converged"],
             status=numbers["status"],
             quadrature=numbers.get("quadrature", ""),
+            how=numbers.get("how", ""),
+            gradients=numbers.get("gradients", {}),
+            double=numbers.get("double", False),
             steps=numbers["steps"],
             seconds=numbers["seconds"],
             phases=tuple(Phase(**phase) for phase in numbers["phases"]),
@@ -225,7 +263,7 @@ def load(
         )
 
     restarts = tuple(rebuilt(one) for one in numbers["restarts"])
-    result = rebuilt(numbers, restarts=restarts, elsewhere=tuple(numbers["elsewhere"]))
+    result = rebuilt(numbers, restarts=restarts, other_modes=tuple(numbers["elsewhere"]))
     if _can_run(result.problem):
         _require_same(result.params, result.problem, f"'{path}'")
     return result

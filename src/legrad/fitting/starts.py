@@ -1,8 +1,8 @@
 """Several starts of one fit: the first where model and guide initialize it, the others elsewhere.
 
 Parameters whose initial values depend on the random key (a network's weights) are drawn anew, and so are locations
-for which the guide has a method `elsewhere` (MeanField draws them from the prior). All other parameters are moved by
-up to 2 in the unconstrained space, as Stan starts its chains.
+for which the guide has a method `other_start` (MeanField draws them from the prior). All other parameters are moved
+by up to 2 in the unconstrained space, as Stan starts its chains.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Phase:
 
 
 @dataclass
-class Watch:
+class PhaseRecord:
     """What is remembered about one start: plain numbers, and two sets of unconstrained parameters."""
 
     phases: list[Phase]
@@ -123,7 +123,7 @@ class Watch:
         }
 
     @classmethod
-    def from_json(cls, numbers: dict[str, Any], trees: dict[str, Any]) -> Watch:
+    def from_json(cls, numbers: dict[str, Any], trees: dict[str, Any]) -> PhaseRecord:
         """Invert `to_json`."""
         phases = [Phase(**phase) for phase in numbers["phases"]]
         return cls(phases, numbers["length"], numbers["look"], **trees)
@@ -132,24 +132,24 @@ class Watch:
 _TREES = ("previous", "average", "error")
 
 
-def answer(watch: Watch, state: State) -> tuple[Any, int | None]:
+def answer(record: PhaseRecord, state: State) -> tuple[Any, int | None]:
     """Return the parameters of the result and the first step of their average; None for the last iterate.
 
     A fit that has converged, or whose last phase is stationary, has an average. A later phase that is not stationary
     began at the average of one that was: the iterates that such a phase has so far are averaged, too.
     """
-    phase, blocks = watch.phases[-1], state.blocks
+    phase, blocks = record.phases[-1], state.blocks
     assert blocks is not None
     if math.isfinite(phase.error):
-        return watch.average, phase.averaged
+        return record.average, phase.averaged
     filled = int(blocks.seen) // int(blocks.length)
-    if watch.previous is None:
+    if record.previous is None:
         return state.unconstrained, None
     if filled < 4:
-        return watch.previous, [before.averaged for before in watch.phases[:-1] if not before.worse][-1]
+        return record.previous, [before.averaged for before in record.phases[:-1] if not before.worse][-1]
     return iterates.average(
         blocks, iterates.mask(range(filled // 4, filled))
-    ), phase.start + filled // 4 * watch.length
+    ), phase.start + filled // 4 * record.length
 
 
 @dataclass
@@ -161,50 +161,50 @@ class Stopping:
         comparison: compares parameters of the fit.
         key: the random key of the comparison's draws.
         start: the parameters at the beginning, unconstrained.
-        watch: what the rule remembers between two checks.
+        record: what the rule remembers between two checks.
     """
 
     settings: AutoStop
     comparison: GuideComparison
     key: jax.Array
     start: Any
-    watch: Watch = field(init=False)
+    record: PhaseRecord = field(init=False)
 
     def __post_init__(self) -> None:
-        self.watch = Watch([Phase(1.0, 0)], self.settings.block)
+        self.record = PhaseRecord([Phase(1.0, 0)], self.settings.block)
 
     @property
     def done(self) -> bool:
         """Whether the start has converged."""
-        return self.watch.done
+        return self.record.done
 
     @property
     def next_look(self) -> float:
         """The step at which `look` must be called next."""
-        watch = self.watch
-        return math.inf if self.done else watch.phases[-1].start + _LOOKS[watch.look] * watch.length
+        record = self.record
+        return math.inf if self.done else record.phases[-1].start + _LOOKS[record.look] * record.length
 
     def look(self, step: int, state: State, loaded: Loaded) -> State:
         """Judge the iterates, and return the state to continue with."""
-        watch = self.watch = replace(self.watch, phases=[replace(phase) for phase in self.watch.phases])
+        record = self.record = replace(self.record, phases=[replace(phase) for phase in self.record.phases])
         blocks = state.blocks
         assert blocks is not None
-        filled = _LOOKS[watch.look]
+        filled = _LOOKS[record.look]
         key = jax.random.fold_in(self.key, step)
         window = self._stationary(state, filled, key, loaded)
         if window is not None:
             state, blocks = self._settle(step, state, window, key, loaded)
-            if self.done or watch.phases[-1].start == step:
+            if self.done or record.phases[-1].start == step:
                 return state
-        watch.look += 1
-        if watch.look == len(_LOOKS):
-            watch.look, watch.length = _MERGED, 2 * watch.length
+        record.look += 1
+        if record.look == len(_LOOKS):
+            record.look, record.length = _MERGED, 2 * record.length
             blocks = iterates.merged(blocks)
         return state._replace(blocks=blocks)
 
     def _stationary(self, state: State, filled: int, key: jax.Array, loaded: Loaded) -> range | None:
         """The longest last part of the phase that is stationary; None if no part is."""
-        phase, blocks = self.watch.phases[-1], state.blocks
+        phase, blocks = self.record.phases[-1], state.blocks
         assert blocks is not None
         least = math.inf
         for skipped in (0, filled // 4, filled // 2):
@@ -254,30 +254,30 @@ class Stopping:
 
     def _settle(self, step: int, state: State, window: range, key: jax.Array, loaded: Loaded) -> tuple[State, Blocks]:
         """End a stationary phase: average it, then go on to smaller steps, or stop, or stay for a better average."""
-        watch, settings, blocks = self.watch, self.settings, state.blocks
+        record, settings, blocks = self.record, self.settings, state.blocks
         assert blocks is not None
-        phase, comparison = watch.phases[-1], self.comparison
+        phase, comparison = record.phases[-1], self.comparison
         half = len(window) // 2
         pairs = (window[0::2], window[1::2]), (window[:half], window[half:])
-        watch.average = iterates.average(blocks, iterates.mask(window))
-        watch.error = iterates.monte_carlo_error(blocks, iterates.mask(window))
+        record.average = iterates.average(blocks, iterates.mask(window))
+        record.error = iterates.monte_carlo_error(blocks, iterates.mask(window))
         # Averages of half the blocks differ by twice the error of the whole average: odd against even blocks, where
         # slow wandering cancels, and early against late ones, where it shows.
         averages = [[iterates.average(blocks, iterates.mask(part)) for part in pair] for pair in pairs]
         phase.error = 0.5 * max(comparison.spread(one, other, key, loaded) for one, other in averages)
-        phase.averaged = phase.start + window.start * watch.length
-        if watch.previous is None:
+        phase.averaged = phase.start + window.start * record.length
+        if record.previous is None:
             return self._next(step, state), blocks
-        phase.moved = comparison.distance(watch.previous, watch.average, key, loaded)
-        noise = math.hypot(phase.error, watch.phases[-2].error)
+        phase.moved = comparison.distance(record.previous, record.average, key, loaded)
+        noise = math.hypot(phase.error, record.phases[-2].error)
         moved = math.sqrt(max(0.0, phase.moved**2 - noise**2)) if math.isfinite(phase.moved) else math.inf
-        phase.gained, unsure = comparison.gain(watch.previous, watch.average, key, loaded)
-        since_start, _ = comparison.gain(self.start, watch.average, key, loaded)
+        phase.gained, unsure = comparison.gain(record.previous, record.average, key, loaded)
+        since_start, _ = comparison.gain(self.start, record.average, key, loaded)
         left = moved * settings.shrink / (1.0 - settings.shrink)  # if the steps were reduced again and again
         little = settings.gain * abs(since_start)
         worth = phase.gained - 2.0 * unsure > little
         if phase.gained + 3.0 * unsure < -little:  # smaller steps from a good place ended at a worse one
-            watch.average = watch.previous
+            record.average = record.previous
             phase.worse = True
             return self._next(step, state), blocks
         if left > settings.tolerance or worth:
@@ -288,15 +288,15 @@ class Stopping:
         return state, blocks
 
     def _next(self, step: int, state: State) -> State:
-        watch = self.watch
-        watch.phases[-1].stop = step
-        rate = watch.phases[-1].rate * self.settings.shrink
-        watch.phases.append(Phase(rate, step))
+        record = self.record
+        record.phases[-1].stop = step
+        rate = record.phases[-1].rate * self.settings.shrink
+        record.phases.append(Phase(rate, step))
         # A quarter of the step size needs four times the steps to cover a distance: a short phase would look still.
-        watch.previous, watch.length, watch.look = watch.average, round(self.settings.block / rate), 0
-        average = jax.tree.map(lambda a, x: a.astype(x.dtype), watch.average, state.unconstrained)
+        record.previous, record.length, record.look = record.average, round(self.settings.block / rate), 0
+        average = jax.tree.map(lambda a, x: a.astype(x.dtype), record.average, state.unconstrained)
         return state._replace(
             rate=state.rate * 0 + rate,
             unconstrained=average,
-            blocks=Blocks.empty(average, watch.length),
+            blocks=Blocks.empty(average, record.length),
         )

@@ -42,11 +42,20 @@ class DiscreteFactor:
             return dist.Categorical(logits=logits)
         return OffsetCategorical(logits, self.low)
 
-    def sample(self, prefix: str) -> jax.Array:
-        """Sample the site; `prefix` comes before the names of its parameters."""
+    def sample(self, prefix: str, h: jax.Array | None = None, most: int = 0) -> jax.Array:
+        """Sample the site; `prefix` comes before the names of its parameters.
+
+        Args:
+            prefix: comes before the names of the parameters.
+            h: a vector of other latents on which the logits depend linearly, if that takes at most `most` slopes.
+            most: the largest number of slopes.
+        """
         name, event_dim = self.latent.name, self.latent.event_dim
         axes = self.logits.ndim - len(self.latent.shape)
         logits = numpyro.param(f"{prefix}{name}_logits", self.logits, event_dim=event_dim + axes)
+        if h is not None and self.logits.size * h.size <= most:
+            slopes = jnp.zeros((*self.logits.shape, h.size), self.logits.dtype)
+            logits = logits + numpyro.param(f"{prefix}{name}_slopes", slopes, event_dim=event_dim + axes + 1) @ h
         return numpyro.sample(name, self.latent.wrap(self.distribution(logits)))
 
 

@@ -34,7 +34,7 @@ class Plate(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["value", "support", "mask", "prior"],
-    meta_fields=["name", "family", "shape", "event_dim", "plates"],
+    meta_fields=["name", "family", "shape", "event_dim", "plates", "owner"],
 )
 @dataclass(frozen=True)
 class Latent:
@@ -49,6 +49,7 @@ class Latent:
     support: Any  # of one factor: to_event removed
     mask: Any  # None, or broadcastable to the shape of the factors
     prior: Any  # of a count, else None: the distribution without expand, to_event, mask
+    owner: str = "MeanField"  # the guide, for messages
 
     def static(self) -> Latent:
         """Return the properties that hold for all draws."""
@@ -56,13 +57,13 @@ class Latent:
 
     def error(self, problem: str) -> ValueError:
         """Make an error that names the site."""
-        return ValueError(f"MeanField: latent site '{self.name}' ({self.family}) {problem}")
+        return ValueError(f"{self.owner}: latent site '{self.name}' ({self.family}) {problem}")
 
     def concrete(self, what: str, *arrays: Any) -> None:
         """Raise if something that must be known at the first call is traced."""
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
             raise RuntimeError(
-                f"MeanField: the {what} of latent site '{self.name}' depends on traced arguments, and the "
+                f"{self.owner}: the {what} of latent site '{self.name}' depends on traced arguments, and the "
                 "guide's first call is inside jit. Call the guide once outside of jit, "
                 "`numpyro.handlers.seed(guide, 0)(*args)`, or use `legrad.fit`."
             )
@@ -85,7 +86,7 @@ class Latent:
 
 
 def prior_draws(
-    model: Callable[..., Any], args: tuple, kwargs: dict, compiled: bool
+    model: Callable[..., Any], args: tuple, kwargs: dict, compiled: bool, owner: str = "MeanField"
 ) -> tuple[list[tuple[Latent, ...]], Collection[str]]:
     """Draw all latent sites from the prior; also return the names that the model uses."""
 
@@ -94,19 +95,19 @@ def prior_draws(
         seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_to_sample)
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         latent = [s for s in trace.values() if s["type"] == "sample" and not s["is_observed"]]
-        return tuple(_latent(site, trace) for site in latent), dict.fromkeys(trace, ())
+        return tuple(_latent(site, trace, owner) for site in latent), dict.fromkeys(trace, ())
 
     # With traced arguments a compiled draw would be traced as a whole; op by op, only what depends on them is.
     run = jax.jit(draw) if compiled else draw
     draws, names = zip(*(run(key) for key in jax.random.split(jax.random.key(0), _PRIOR_DRAWS)), strict=True)
     if len({tuple(site.name for site in draw) for draw in draws}) > 1:
         raise ValueError(
-            "MeanField: the latent sites of the model differ between draws of its prior: write the guide by hand."
+            f"{owner}: the latent sites of the model differ between draws of its prior: write the guide by hand."
         )
     return list(draws), names[0]
 
 
-def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> Latent:
+def _latent(site: Mapping[str, Any], trace: Mapping[str, Any], owner: str) -> Latent:
     name, fn, value = site["name"], site["fn"], jnp.asarray(site["value"])
     # Plates inside a `scan` are not in the trace: unless the plates subsample, their axes are ordinary axes.
     plates = tuple(
@@ -120,7 +121,7 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any]) -> Latent:
         support = support.base_constraint
     base, mask = unwrap(fn)
     prior = base if isinstance(support, constraints.integer_greater_than) else None
-    latent = Latent(name, type(base).__name__, tuple(shape), fn.event_dim, plates, value, support, mask, prior)
+    latent = Latent(name, type(base).__name__, tuple(shape), fn.event_dim, plates, value, support, mask, prior, owner)
     if len(plates) < len(site["cond_indep_stack"]) and site["scale"] not in (None, 1, 1.0):
         raise latent.error("is scaled in a plate inside scan, which cannot be subsampled: use the full plate")
     if isinstance(base, dist.Delta):

@@ -112,7 +112,7 @@ class MeanField:
         return values
 
     @one_at_a_time
-    def elsewhere(self, key: jax.Array, args: tuple, kwargs: dict) -> dict[str, jax.Array]:
+    def other_start(self, key: jax.Array, args: tuple, kwargs: dict) -> dict[str, jax.Array]:
         """Return other initial locations, by parameter: a draw from the prior, at most 5 from the initial ones."""
         assert self._factors is not None
         seeded = handlers.substitute(handlers.seed(self.model, key), substitute_fn=init_to_sample)

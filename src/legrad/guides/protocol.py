@@ -20,6 +20,6 @@ class WholePlates(Protocol):
 class OtherStarts(Protocol):
     """A guide that knows good places for the other starts of a fit with `restarts`."""
 
-    def elsewhere(self, key: jax.Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, jax.Array]:
+    def other_start(self, key: jax.Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, jax.Array]:
         """Return initial values of some parameters, constrained, by name."""
         ...

@@ -51,7 +51,7 @@ def _prior_window(draws: Sequence[Latent], smallest: int) -> tuple[int, int]:
     """Return the narrowest window with all but `_UNCOVERED` of each element's prior, averaged over the draws."""
     site = draws[0]
     site.concrete("prior", site.prior, site.value)
-    remedy = f"pass MeanField(window={{'{site.name}': (low, high)}})"
+    remedy = f"pass {site.owner}(window={{'{site.name}': (low, high)}})"
     too_wide = site.error(f"has a prior that no window of {_MAX_WINDOW} integers covers: {remedy}")
     prior_shape = (1,) * len(site.shape) + site.prior.batch_shape
     if any(p.subsample_size < p.size and prior_shape[p.dim - site.event_dim] > 1 for p in site.plates):

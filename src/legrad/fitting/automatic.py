@@ -1,0 +1,145 @@
+"""Fits without a guide: what is done to the model first, whether it can be solved, and the result of solving it."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.infer import init_to_sample
+
+from legrad.diagnostics.psis import LIMIT
+from legrad.estimators import Reparameterized
+from legrad.fitting.result import FitResult
+from legrad.fitting.solve import Attempt, Solver
+from legrad.guides.structured import Structured
+from legrad.model.messages import FitWarning
+from legrad.model.problem import Problem
+from legrad.model.threads import one_at_a_time
+
+_MUCH_WORSE = 10.0  # nats: a mode with exp(-10) of the mass does not matter
+_APART = 0.5  # standard deviations: Gaussians this far apart are not the same
+
+
+def prepared(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the model to fit: here discrete latents that can be summed out will be.
+
+    The discrete latents that remain get their factors in `Structured`, and the stochastic loop fits them.
+    """
+    return model
+
+
+@one_at_a_time
+def solvable(guide: Structured, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a deterministic solver can fit a guide: one Gaussian, no parameters of the model, no subsampling."""
+    guide.space(*args, **kwargs)
+    if not guide.is_one_gaussian:
+        return False
+    seeded = handlers.substitute(handlers.seed(guide.model, 0), substitute_fn=init_to_sample)
+    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    for site in trace.values():
+        if site["type"] in ("param", "mutable", "prng_key"):
+            return False
+        if site["type"] == "plate" and len(site["value"]) < site["args"][0]:
+            return False
+    return True
+
+
+def solve(
+    guide: Structured,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    key: jax.Array,
+    seconds: float | None,
+    restarts: int,
+    begun: float,
+) -> FitResult:
+    """Fit a structured guide by the solver; warn if the result should not be trusted."""
+    limit = math.inf if seconds is None else seconds
+    solver = Solver(guide, args, kwargs, key, time.perf_counter() + limit)
+    attempts = solver.run(restarts)
+    took = time.perf_counter() - begun
+    results = [_result(one, solver, args, kwargs, took) for one in attempts]
+    best = max(range(restarts), key=lambda i: (attempts[i].converged, attempts[i].elbo))
+    result = results[best]
+    if restarts > 1:
+        elsewhere = tuple(i for i in range(restarts) if i != best and _is_elsewhere(attempts[best], attempts[i]))
+        result = replace(result, restarts=tuple(results), other_modes=elsewhere)
+        words = f"the best of {restarts} starts" + (f"; {result._other_modes_flag()}" if elsewhere else "")
+        result = replace(result, status=f"{result.status} ({words})")
+    if not result.converged or result.other_modes or attempts[best].khat > LIMIT:
+        warnings.warn(result.status, FitWarning, stacklevel=3)
+    return result
+
+
+def _result(
+    attempt: Attempt, solver: Solver, args: tuple[Any, ...], kwargs: Mapping[str, Any], took: float
+) -> FitResult:
+    real, q = jnp.result_type(float), attempt.q
+    params = {name: np.asarray(value, real) for name, value in zip(attempt.guide.names, (q.loc, q.tril), strict=True)}
+    steps = len(attempt.history)
+    return FitResult(
+        params=params,
+        converged=attempt.converged,
+        status=_status(attempt),
+        elbo=np.asarray(attempt.history, real),
+        steps=steps,
+        seconds=took,
+        gradient_variance=np.zeros(steps, real),
+        phases=(),
+        error=None,
+        clock=np.asarray([[steps, took]]),
+        problem=Problem(attempt.guide.model, attempt.guide, jax.tree.map(jnp.asarray, params), args, dict(kwargs)),
+        estimator=Reparameterized(),
+        optimizer_state=None,
+        how=_method(attempt, solver.double),
+        gradients=attempt.gradients,
+        double=solver.double,
+    )
+
+
+def _method(attempt: Attempt, in_double: bool) -> str:
+    begin = "the mode (L-BFGS and Newton steps)" if attempt.mode else "the start, as no mode was found"
+    text = (
+        f"a Gaussian with full covariance over {len(attempt.q.loc)} unconstrained latents, fitted from {begin} by "
+        f"L-BFGS to the ELBO of {attempt.draws} fixed draws, in {attempt.gradients['model']} gradients of the model "
+        f"and {attempt.gradients['objective']} of the ELBO"
+    )
+    notes = list(attempt.notes) if in_double else [*attempt.notes, "in single precision, as the model needs"]
+    return "; ".join([text, *notes])
+
+
+def _status(attempt: Attempt) -> str:
+    if attempt.converged:
+        text = (
+            f"converged: fresh draws confirm the optimum to {attempt.error:.2g} standard deviations, after "
+            f"{attempt.gradients['objective']} gradients of the ELBO"
+        )
+        text += "" if math.isnan(attempt.khat) else f"; k-hat is {attempt.khat:.2f}"
+    else:
+        text = (
+            f"not converged: with {attempt.draws} fixed draws, fresh ones would still move the optimum by "
+            f"{attempt.error:.2g} standard deviations. Try a model with fewer extremes (standardized data, proper "
+            "priors, funnels non-centred), legrad.MeanField(model), or NUTS"
+        )
+    if attempt.khat > LIMIT:
+        text += (
+            f". But k-hat is {attempt.khat:.2f}, above {LIMIT}: no Gaussian is close to this posterior. Check the "
+            "latents that matter against NUTS, or reparameterize the model"
+        )
+    return "; ".join([text, *attempt.notes])
+
+
+def _is_elsewhere(best: Attempt, other: Attempt) -> bool:
+    """Whether another start ended at another Gaussian with an ELBO that is not much worse."""
+    if other.elbo < best.elbo - _MUCH_WORSE or other.guide.names != best.guide.names:
+        return False
+    sd = np.sqrt(np.sum(best.q.tril**2, axis=1))
+    return bool(np.max(np.abs(other.q.loc - best.q.loc) / sd) > _APART)

@@ -1,0 +1,85 @@
+"""The log-density of a model's continuous latents as compiled functions for a solver on the host, in float64.
+
+Counts what it is asked for: gradients of the model, and Hessian products, of which a Hessian takes one per latent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from legrad.guides.latent_space import LatentSpace
+from legrad.model.arrays import split_arrays
+
+_MEMORY = 1 << 28  # bytes of intermediate values that are computed together
+
+
+class Density:
+    """The log-density of a vector, and its derivatives.
+
+    Args:
+        space: the vector space of the latents.
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
+
+    Attributes:
+        gradients: how many gradients at a single point were computed, Hessian products included.
+    """
+
+    def __init__(self, space: LatentSpace, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.size, self.gradients = space.size, 0
+        arrays, rebuild = split_arrays((args, dict(kwargs)))
+
+        def f(x: jax.Array, arrays: list[Any]) -> jax.Array:
+            return space.log_density(x, *rebuild(arrays))
+
+        program = jax.make_jaxpr(f)(jnp.zeros(self.size), arrays)
+        largest = max((v.aval.size * 8 for eqn in program.eqns for v in eqn.outvars), default=8)
+        self.together = max(1, min(128, _MEMORY // (16 * largest)))
+
+        def products(x: jax.Array, arrays: list[Any]) -> jax.Array:
+            def product(v: jax.Array) -> jax.Array:
+                return jax.jvp(lambda x: jax.grad(f)(x, arrays), (x,), (v,))[1]
+
+            return jax.lax.map(product, jnp.eye(self.size), batch_size=min(self.size, self.together))
+
+        self._arrays = arrays
+        self._gradient = jax.jit(jax.value_and_grad(f))
+        self._hessian = jax.jit(products)
+        self._value = jax.jit(f)
+        self._many = jax.jit(lambda xs, arrays: jax.lax.map(lambda x: f(x, arrays), xs, batch_size=self.together))
+        self._many_gradients = jax.jit(
+            lambda xs, arrays: jax.lax.map(
+                lambda x: jax.value_and_grad(f)(x, arrays), xs, batch_size=min(len(xs), self.together)
+            )
+        )
+
+    def value(self, x: np.ndarray) -> float:
+        """Return the log-density at a point; -inf if it is not a number."""
+        value = float(self._value(x, self._arrays))
+        return value if math.isfinite(value) else -math.inf
+
+    def gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the log-density at a point, and its gradient."""
+        self.gradients += 1
+        value, gradient = jax.device_get(self._gradient(x, self._arrays))
+        return float(value), np.asarray(gradient)
+
+    def hessian(self, x: np.ndarray) -> np.ndarray:
+        """Return the Hessian at a point."""
+        self.gradients += self.size
+        return np.asarray(self._hessian(x, self._arrays))
+
+    def many(self, xs: np.ndarray) -> np.ndarray:
+        """Return the log-density at each row of a matrix."""
+        return np.asarray(self._many(xs, self._arrays))
+
+    def many_gradients(self, xs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the log-density at each row of a matrix, and its gradients."""
+        values, gradients = jax.device_get(self._many_gradients(xs, self._arrays))
+        return np.asarray(values), np.asarray(gradients)

@@ -1,0 +1,126 @@
+"""The Gaussian parts of a structured guide, all in unconstrained space.
+
+    joint:    x ~ Normal(loc, L Lᵀ)                            L full, or low rank plus diagonal where x is long
+    members:  x_i | x ~ Normal(loc_i + G_i h(x), L_i L_iᵀ)     for each member i of a plate
+
+with h(x) the joint latents less their mean, divided by their standard deviations. The cost of members is linear in
+their number, and a plate may be subsampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from legrad.guides.latent_space import Part
+from legrad.guides.latents import Plate
+from legrad.guides.whitened import WhitenedCholesky, WhitenedVector
+
+FULL = 400  # the largest number of latents with a full Cholesky factor
+
+
+@dataclass
+class Joint:
+    """The joint Gaussian of the latents outside of large plates.
+
+    Attributes:
+        name: the name of the site that is sampled, and before the names of its parameters.
+        start: the initial mean.
+        scale: the initial standard deviation of each latent.
+        whitening: a center and a lower triangular matrix: the coordinates in which to optimize; None for plain ones.
+    """
+
+    name: str
+    start: np.ndarray
+    scale: float
+    whitening: tuple[np.ndarray, np.ndarray] | None = None
+
+    def sample(self) -> tuple[jax.Array, jax.Array]:
+        """Sample the vector; return it, and the same less its mean in standard deviations."""
+        loc, fn = self._distribution()
+        x = numpyro.sample(self.name, fn, infer={"is_auxiliary": True})
+        return x, (x - loc) / jnp.sqrt(fn.variance)
+
+    def _distribution(self) -> tuple[jax.Array, Any]:
+        size, real = len(self.start), jnp.result_type(float)
+        start, tril = jnp.asarray(self.start, real), self.scale * jnp.eye(size, dtype=real)
+        vector: Any = constraints.real_vector
+        matrix: Any = constraints.lower_cholesky
+        if self.whitening is not None:
+            center, white = (np.asarray(part, real) for part in self.whitening)
+            start, tril = jnp.asarray(center), jnp.asarray(white)
+            vector, matrix = WhitenedVector(center, white), WhitenedCholesky(white)
+        if size <= FULL:
+            loc = numpyro.param(f"{self.name}_loc", start, constraint=vector)
+            return loc, dist.MultivariateNormal(
+                loc, scale_tril=numpyro.param(f"{self.name}_scale_tril", tril, constraint=matrix)
+            )
+        rank = math.ceil(math.sqrt(size))
+        loc = numpyro.param(f"{self.name}_loc", start, constraint=constraints.real_vector)
+        # Not zero, where the gradient would be zero.
+        factor = jnp.asarray(np.random.default_rng(0).normal(size=(size, rank)) * 0.1 * self.scale / rank**0.5, real)
+        factor = numpyro.param(f"{self.name}_factor", factor)
+        log_scale = numpyro.param(f"{self.name}_log_scale", jnp.full(size, math.log(self.scale), real))
+        return loc, dist.LowRankMultivariateNormal(loc, factor, jnp.exp(2 * log_scale))
+
+
+@dataclass
+class Members:
+    """The Gaussian of each member of the same plates, given the joint latents.
+
+    Attributes:
+        name: the name of the site that is sampled, and before the names of its parameters.
+        plates: the plates of all parts.
+        parts: the sites.
+        joint: the number of joint latents.
+        scale: the initial standard deviation of each latent.
+    """
+
+    name: str
+    plates: tuple[Plate, ...]
+    parts: Sequence[Part]
+    joint: int
+    scale: float
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The shape of the plates at full size."""
+        shape = [1] * max(-plate.dim for plate in self.plates)
+        for plate in self.plates:
+            shape[plate.dim] = plate.size
+        return tuple(shape)
+
+    def sample(self, h: jax.Array | None) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Sample the members inside their plates; return each site before and after its bijection."""
+        real, events = jnp.result_type(float), [self._event(part) for part in self.parts]
+        sizes = [math.prod(event) for event in events]
+        size = sum(sizes)
+        loc = numpyro.param(f"{self.name}_loc", jnp.zeros((*self.batch, size), real), event_dim=1)
+        if h is not None:
+            given = jnp.zeros((*self.batch, size, self.joint), real)
+            loc = loc + numpyro.param(f"{self.name}_given", given, event_dim=2) @ h
+        tril = jnp.broadcast_to(self.scale * jnp.eye(size, dtype=real), (*self.batch, size, size))
+        tril = numpyro.param(f"{self.name}_scale_tril", tril, constraint=constraints.lower_cholesky, event_dim=2)
+        base = dist.MultivariateNormal(loc, scale_tril=tril)
+        x = numpyro.sample(self.name, base, infer={"is_auxiliary": True})
+        found, at = {}, 0
+        for part, event, n in zip(self.parts, events, sizes, strict=True):
+            batch = x.shape[:-1]
+            rank = len(part.shape) - len(event)  # a site may have fewer batch axes than its plates' dims suggest
+            u = x[..., at : at + n].reshape((*batch, *event)[len(batch) - rank :])
+            found[part.latent.name] = u, part.transform(u)
+            at += n
+        return found
+
+    def _event(self, part: Part) -> tuple[int, ...]:
+        batch = len(part.latent.shape) - part.latent.event_dim
+        return part.shape[batch:]

@@ -1,0 +1,169 @@
+"""The continuous latents of a model as one real vector: each site through the bijection to its support.
+
+    z = z(x),    log p(x) = log p(z, data) + log |dz/dx|
+
+A site in `noncentered` is a location-scale site, written as z = loc + scale · x with the loc and scale that the model
+gives it at the other latents: a funnel in z need not be one in x. Elements that the model masks are not in the
+vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import Transform
+
+from legrad.distributions.unwrap import unwrap
+from legrad.guides.latents import Latent, check_static
+from legrad.model.sites import sample_sites, site_log_prob
+from legrad.model.threads import one_at_a_time
+
+_INTERIOR = 10.0  # a start is at most this far from the origin if the bijection is not the identity
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of the vector that belongs to one site."""
+
+    latent: Latent
+    transform: Transform
+    shape: tuple[int, ...]  # of the site before the bijection
+    free: np.ndarray | None  # positions, in the flat site, of elements that are not masked; None for all
+    start: int
+    size: int
+
+    def before_bijection(self, x: jax.Array) -> jax.Array:
+        """Return this site's part of the vector in the site's shape, zero where masked."""
+        mine = x[self.start : self.start + self.size]
+        if self.free is not None:
+            mine = jnp.zeros(int(np.prod(self.shape)), mine.dtype).at[self.free].set(mine)
+        return jnp.reshape(mine, self.shape)
+
+    def counted(self, log_density: jax.Array) -> jax.Array:
+        """Return the log-density of each factor, zero where masked."""
+        return log_density if self.latent.mask is None else jnp.where(self.latent.mask, log_density, 0.0)
+
+
+class LatentSpace:
+    """The vector space of a model's continuous latents.
+
+    Args:
+        model: a NumPyro model.
+        draws: for each continuous site, its draws from the prior.
+        noncentered: the sites to write as loc + scale · x.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], draws: Sequence[Sequence[Latent]], noncentered: Sequence[str] = ()
+    ) -> None:
+        self.model, self.noncentered = model, tuple(noncentered)
+        self.parts: dict[str, Part] = {}
+        starts, end = [], 0
+        for draw in draws:
+            part, start = _part(draw, end)
+            self.parts[part.latent.name] = part
+            starts.append(jnp.zeros_like(start) if part.latent.name in self.noncentered else start)
+            end += part.size
+        self.size = end
+        self.start = np.concatenate([np.zeros(0), *(np.asarray(s, np.float64) for s in starts)])
+
+    def place(
+        self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Return for each site its value, and the log of |dz/dx| of each factor."""
+        if self.noncentered:
+            return self._place_in_order(x, args, kwargs)
+        found = {}
+        for name, part in self.parts.items():
+            u = part.before_bijection(x)
+            z = part.transform(u)
+            found[name] = z, part.counted(part.transform.log_abs_det_jacobian(u, z))
+        return found
+
+    def log_density(self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> jax.Array:
+        """Return the log-density of the vector x, up to a constant."""
+        placed = self.place(x, args, kwargs)
+        values = {name: z for name, (z, _) in placed.items()}
+        with one_at_a_time, handlers.trace() as trace, handlers.seed(rng_seed=0), handlers.substitute(data=values):
+            self.model(*args, **kwargs)
+        terms = [site_log_prob(site) for _, site in sample_sites(trace)] + [stretch for _, stretch in placed.values()]
+        return sum((jnp.sum(term) for term in terms), start=jnp.zeros(()))
+
+    def funnels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the location-scale sites of the model whose scale depends on other latents."""
+        scales = []
+        for x in (self.start, self.start + 0.5):
+            values = {name: z for name, (z, _) in self.place(jnp.asarray(x), args, kwargs).items()}
+            given = handlers.substitute(data=values)
+            with one_at_a_time, handlers.trace() as trace, handlers.seed(rng_seed=0), given:
+                self.model(*args, **kwargs)
+            fns = {name: unwrap(trace[name]["fn"]).bare for name in self.parts}
+            scales.append({n: fn.scale for n, fn in fns.items() if {"loc", "scale"} <= set(fn.arg_constraints)})
+        real = [name for name, part in self.parts.items() if part.latent.support is constraints.real]
+        return tuple(n for n in real if n in scales[0] and not np.array_equal(scales[0][n], scales[1][n]))
+
+    @one_at_a_time
+    def _place_in_order(
+        self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Run the model, and give each site its value when its distribution is known."""
+        found: dict[str, tuple[jax.Array, jax.Array]] = {}
+
+        def value(site: Mapping[str, Any]) -> jax.Array | None:
+            part = self.parts.get(site["name"])
+            if part is None or site["type"] != "sample":
+                return None
+            u = part.before_bijection(x)
+            if site["name"] in self.noncentered:
+                bare = unwrap(site["fn"]).bare
+                z = bare.loc + bare.scale * u
+                stretch = jnp.broadcast_to(jnp.log(bare.scale), u.shape)
+            else:
+                z = part.transform(u)
+                stretch = part.transform.log_abs_det_jacobian(u, z)
+            found[site["name"]] = z, part.counted(stretch)
+            return z
+
+        with handlers.block(), handlers.seed(rng_seed=0), handlers.substitute(substitute_fn=value):
+            self.model(*args, **kwargs)
+        return found
+
+
+def _part(draws: Sequence[Latent], start: int) -> tuple[Part, jax.Array]:
+    """Return the part of a site, and where the vector starts there: the prior's median, or zero for a flat prior."""
+    site = draws[0]
+    check_static(draws)
+    try:
+        # Constants of the transform become NumPy arrays: they are not parameters.
+        transform = jax.tree.map(np.asarray, dist.biject_to(site.support))
+    except NotImplementedError:
+        raise site.error(
+            f"has support {site.support}, to which no bijection is known: write the guide by hand"
+        ) from None
+    shape = tuple(transform.inverse_shape(site.shape))
+    free = None
+    if site.mask is not None:
+        factors = site.shape[: len(site.shape) - site.support.event_dim]
+        mask = np.broadcast_to(np.asarray(site.mask), factors)
+        mask = np.broadcast_to(mask.reshape(factors + (1,) * (len(shape) - len(factors))), shape)
+        free = np.flatnonzero(mask)
+    size = int(np.prod(shape)) if free is None else len(free)
+    if site.family == "ImproperUniform" or site.value.shape != site.shape:
+        median = jnp.zeros(shape)
+    else:
+        site.concrete("prior", site.value)
+        values = jnp.stack([draw.value for draw in draws])
+        median = jax.jit(lambda values: jnp.median(transform.inv(values), axis=0))(values)
+        median = jnp.nan_to_num(median, posinf=_INTERIOR, neginf=-_INTERIOR)
+        if site.support is not constraints.real:
+            median = jnp.clip(median, -_INTERIOR, _INTERIOR)
+    flat = jnp.ravel(median)
+    return Part(site.static(), transform, shape, free, start, size), flat if free is None else flat[free]

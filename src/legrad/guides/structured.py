@@ -1,0 +1,218 @@
+"""Structured: a guide whose continuous latents are jointly Gaussian in unconstrained space.
+
+    q(x, z) = Normal(x | loc, L Lᵀ) · Π_e q(z_e | x),    logits of q(z_e | x) linear in x
+
+x are the continuous latents through the bijections to their supports, z_e the elements of discrete latents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+
+from legrad.guides.factors import DiscreteFactor, discrete_factor
+from legrad.guides.gaussian import FULL, Joint, Members
+from legrad.guides.latent_space import LatentSpace, Part
+from legrad.guides.latents import Latent, Plate, check_static, prior_draws
+from legrad.model.log_density import LogDensity
+
+_SLOPES = 1_000_000  # the largest number of slopes of one discrete site's logits
+
+
+class Structured:
+    r"""A guide that holds the correlations of a posterior.
+
+    The continuous latents are jointly Gaussian in unconstrained space, with a full covariance up to 400 of them.
+    Above, and in plates that subsample, the latents of each plate member are Gaussian given those outside plates, so
+    that the cost is linear in members; what is left is low rank plus diagonal. Each element of a discrete latent has
+    a factor as in `MeanField`, whose logits are linear in the continuous latents.
+
+    `legrad.fit` takes this guide if it is given none. The model is traced at the first call, and its sites, supports
+    and masks at that call's arguments are kept.
+
+    Args:
+        model: a NumPyro model.
+        noncentered: location-scale sites to treat as loc + scale · x, with x Gaussian: for funnels.
+        window: for counts, the integers `low <= z < high` of the factor: `{name: (low, high)}`; see `MeanField`.
+        init_scale: initial standard deviation of continuous latents, in the unconstrained space.
+        prefix: a prefix for the names of all parameters, in case they collide with names in the model.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> def model():
+        ...     a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        ...     b = numpyro.sample("b", dist.LogNormal(a, 1.0))
+        >>> guide = Structured(model)
+        >>> sorted(numpyro.handlers.seed(guide, 0)())
+        ['a', 'b']
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        noncentered: Sequence[str] = (),
+        window: Mapping[str, tuple[int, int]] | None = None,
+        init_scale: float = 0.1,
+        prefix: str = "",
+    ) -> None:
+        if isinstance(model, LogDensity):
+            raise ValueError("Structured needs a NumPyro model; for a plain log-density write the guide by hand.")
+        if not init_scale > 0:
+            raise ValueError(f"Structured: init_scale must be positive, got {init_scale}.")
+        self.model, self.noncentered, self.init_scale, self.prefix = model, tuple(noncentered), init_scale, prefix
+        self._windows = dict(window or {})
+        self._whitening: tuple[np.ndarray, np.ndarray] | None = None
+        self._ready = False
+        self._space: LatentSpace
+        self._joint: Joint | None
+        self._members: list[Members]
+        self._discrete: list[DiscreteFactor]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """Sample every latent; return the values by site name."""
+        return self._sample(args, kwargs, whole=False)
+
+    def whole(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """Sample every latent with every plate at its full size: all members, not a subsample."""
+        return self._sample(args, kwargs, whole=True)
+
+    def space(self, *args: Any, **kwargs: Any) -> LatentSpace:
+        """Return the vector space of the joint continuous latents of the model with these arguments."""
+        self._prepare(args, kwargs)
+        return self._space
+
+    @property
+    def is_one_gaussian(self) -> bool:
+        """Whether the guide is a single Gaussian with a full covariance; known after the first call."""
+        return not self._discrete and not self._members and 0 < self._space.size <= FULL
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of the parameters of the joint Gaussian: its mean, and its Cholesky factor."""
+        return f"{self._base}_loc", f"{self._base}_scale_tril"
+
+    def whiten(self, center: np.ndarray, tril: np.ndarray) -> None:
+        """Let optimizers see the joint Gaussian in whitened coordinates, and start it at N(center, tril trilᵀ).
+
+        Args:
+            center: where the posterior is, in unconstrained space.
+            tril: a lower triangular matrix that is close to the Cholesky factor of its covariance.
+        """
+        self._whitening = center, tril
+        if self._ready and self._joint is not None:
+            self._joint.whitening = self._whitening
+
+    @property
+    def _base(self) -> str:
+        # A fit of non-centred latents must not be loaded as one of centred latents: the names differ.
+        return "_".join([f"{self.prefix}latents", *(f"noncentered_{name}" for name in self.noncentered)])
+
+    def _sample(self, args: tuple, kwargs: dict, whole: bool) -> dict[str, jax.Array]:
+        self._prepare(args, kwargs)
+        values, h = {}, None
+        if self._joint is not None:
+            x, h = self._joint.sample()
+            for name, (z, stretch) in self._space.place(x, args, kwargs).items():
+                values[name] = (self._space.parts[name], z, stretch)
+        latents = [part.latent for group in self._members for part in group.parts]
+        latents += [part.latent for part, _, _ in values.values()] + [factor.latent for factor in self._discrete]
+        plates = {
+            plate: numpyro.plate(plate.name, plate.size, None if whole else plate.subsample_size, plate.dim)
+            for plate in dict.fromkeys(p for latent in latents for p in latent.plates)
+        }
+
+        def inside(latent: Latent, run: Callable[[], Any]) -> Any:
+            with ExitStack() as stack:
+                for plate in latent.plates:
+                    stack.enter_context(plates[plate])
+                return run()
+
+        found = {name: inside(p.latent, partial(_point, p, z, s)) for name, (p, z, s) in values.items()}
+        for group in self._members:
+            drawn = inside(group.parts[0].latent, partial(group.sample, h))
+            for part in group.parts:
+                u, z = drawn[part.latent.name]
+                stretch = part.transform.log_abs_det_jacobian(u, z)
+                found[part.latent.name] = inside(part.latent, partial(_point, part, z, stretch))
+        for factor in self._discrete:
+            name = factor.latent.name
+            found[name] = inside(factor.latent, partial(factor.sample, self.prefix, h, _SLOPES))
+        return found
+
+    def _prepare(self, args: tuple, kwargs: dict) -> None:
+        if self._ready:
+            return
+        # Inside jit, arrays are traced unless JAX is told otherwise; outside, telling JAX only costs time.
+        inside_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
+        with jax.ensure_compile_time_eval() if inside_jit else nullcontext(), handlers.block():
+            self._setup(args, kwargs, compiled=not inside_jit)
+        self._ready = True
+
+    def _setup(self, args: tuple, kwargs: dict, compiled: bool) -> None:
+        draws, taken = prior_draws(self.model, args, kwargs, compiled, "Structured")
+        sites = {draw[0].name: draw for draw in zip(*draws, strict=True)}
+        if not sites:
+            raise ValueError("Structured: the model has no latent sites (all its sample sites are observed).")
+        for option, names in (("noncentered", self.noncentered), ("window", self._windows)):
+            if unknown := sorted(set(names) - set(sites)):
+                raise ValueError(f"Structured: {option} names {unknown}; the latent sites are {sorted(sites)}.")
+        continuous = {n: draw for n, draw in sites.items() if not draw[0].support.is_discrete}
+        total = sum(draw[0].value.size for draw in continuous.values())
+        local = {
+            n: draw
+            for n, draw in continuous.items()
+            if any(p.subsample_size < p.size for p in draw[0].plates) or (total > FULL and draw[0].plates)
+        }
+        self._space = LatentSpace(
+            self.model, [draw for n, draw in continuous.items() if n not in local], self.noncentered
+        )
+        size = self._space.size
+        self._joint = Joint(self._base, self._space.start, self.init_scale, self._whitening) if size else None
+        groups: dict[tuple[Plate, ...], list[Part]] = {}
+        for part in LatentSpace(self.model, list(local.values())).parts.values():
+            groups.setdefault(part.latent.plates, []).append(_member(part))
+        self._members = [
+            Members(f"{self.prefix}{parts[0].latent.name}_members", plates, parts, size, self.init_scale)
+            for plates, parts in groups.items()
+        ]
+        self._discrete = []
+        for name, draw in sites.items():
+            if name not in continuous:
+                check_static(draw)
+                self._discrete.append(discrete_factor(draw, None, self._windows.get(name)))
+        own: dict[str, tuple[str, ...]] = {self._base: ("", "_loc", "_scale_tril", "_factor", "_log_scale")}
+        own |= {group.name: ("", "_loc", "_given", "_scale_tril") for group in self._members}
+        own |= {f"{self.prefix}{f.latent.name}": ("_logits", "_slopes") for f in self._discrete}
+        for base, suffixes in own.items():
+            for name in (base + suffix for suffix in suffixes):
+                if name in taken:
+                    raise ValueError(f"Structured needs the name '{name}', which the model uses: pass prefix='q_'.")
+
+
+def _member(part: Part) -> Part:
+    """Return the part of a site in plates; raise if its members cannot be told from its other axes."""
+    latent = part.latent
+    batch = latent.shape[: len(latent.shape) - latent.event_dim]
+    plates = {plate.dim for plate in latent.plates}
+    if any(n > 1 and i - len(batch) not in plates for i, n in enumerate(batch)):
+        raise latent.error("has batch axes that are not plates: put them into a plate, or use to_event")
+    if latent.mask is not None:
+        raise latent.error("is masked inside a large or subsampled plate: write the guide by hand")
+    return part
+
+
+def _point(part: Part, z: jax.Array, stretch: jax.Array) -> jax.Array:
+    """Sample a site that is a function of Gaussian latents, with the density that the bijection gives it."""
+    latent = part.latent
+    block = latent.support.event_dim
+    return numpyro.sample(latent.name, latent.wrap(dist.Delta(z, -stretch, event_dim=block)))
