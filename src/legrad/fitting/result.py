@@ -24,7 +24,8 @@ from legrad.fitting import file_format as container
 from legrad.fitting.plot import plot_fit
 from legrad.fitting.quadrature_error import quadrature_concern
 from legrad.fitting.stopping import Phase
-from legrad.guides.protocol import WholePlates
+from legrad.guides.protocol import HeavyTails, WholePlates
+from legrad.marginal.marginalize import Marginal, marginalize
 from legrad.model.parameters import require_same
 from legrad.model.precision import as_double, double
 from legrad.model.problem import Noise, Problem
@@ -60,6 +61,8 @@ class FitResult:
         how: for a fit without a guide, what was done, in one sentence.
         gradients: for a fit without steps, how many gradients it took: of the "model", and of the "objective".
         double: whether weights are computed in double precision, whatever the program runs in.
+        moments: for a fit without a guide, mean and Cholesky factor of the posterior's covariance in unconstrained
+            space, by reweighted draws; draws that are weighed come from there.
     """
 
     params: dict[str, Any]
@@ -81,6 +84,7 @@ class FitResult:
     how: str = field(default="", repr=False)
     gradients: dict[str, int] = field(default_factory=dict, repr=False)
     double: bool = field(default=False, repr=False)
+    moments: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
 
     @cached_property
     def method(self) -> str:
@@ -117,6 +121,8 @@ class FitResult:
             kwargs: the new keyword arguments of model and guide.
         """
         params = jax.tree.map(jnp.asarray, self.params)  # without the rows of the last minibatch
+        if model is not None and isinstance(self.problem.model, Marginal):
+            model = marginalize(model)
         other = replace(self.problem, params=params, args=args, kwargs=kwargs, model=model or self.problem.model)
         if isinstance(self.estimator, str) and not _can_run(self.problem):  # loaded without its arguments
             _require_same(self.params, other, "the file")
@@ -126,6 +132,9 @@ class FitResult:
     def sample(self, key: jax.Array, num_samples: int = 1000, corrected: bool = False) -> dict[str, jax.Array]:
         """Draw from the fitted guide; returns for each latent an array with a leading axis of draws.
 
+        Latents that `fit` summed out are drawn from their exact conditionals. If plates subsample, they are left out:
+        `result.with_args` with the full data, and a model that takes all members, has them.
+
         Args:
             key: the random key.
             num_samples: the number of draws.
@@ -133,14 +142,27 @@ class FitResult:
                 guide cannot hold. Needs ArviZ, and a k-hat of at most 0.7.
         """
         if corrected:
-            draws = self._precisely(lambda problem: corrected_sample(problem, key, num_samples))
-            return {name: jnp.asarray(value) for name, value in draws.items()}
+            found = self._precisely(lambda problem: corrected_sample(self._proposal(problem), key, num_samples))
+            return self._with_summed({name: jnp.asarray(value) for name, value in found.items()}, key, num_samples)
         problem = self.problem
+        if isinstance(problem.model, Marginal) and problem.model.is_exact(*problem.args, **problem.kwargs):
+            return self._with_summed({}, key, num_samples)
         guide = problem.guide.whole if isinstance(problem.guide, WholePlates) else problem.guide
         params = jax.tree.map(jnp.asarray, self.params)  # a guide may look them up with a traced index
         draw = Predictive(guide, params=params, num_samples=num_samples, parallel=True)
         values = draw(key, *problem.args, **problem.kwargs)
-        return {name: value for name, value in values.items() if name not in self._auxiliary()}
+        drawn = {name: value for name, value in values.items() if name not in self._auxiliary()}
+        return self._with_summed(drawn, key, num_samples)
+
+    def _with_summed(self, draws: dict[str, jax.Array], key: jax.Array, number: int) -> dict[str, jax.Array]:
+        """Add the latents that were summed out, drawn from their exact conditionals, unless plates subsample."""
+        model, problem = self.problem.model, self.problem
+        if not isinstance(model, Marginal):
+            return draws
+        plan = model.plan(*problem.args, **problem.kwargs)
+        if not plan.summed or plan.subsampled:
+            return draws
+        return draws | model.draw(jax.random.fold_in(key, 1), draws, number, *problem.args, **problem.kwargs)
 
     def _precisely(self, run: Callable[[Problem], Any]) -> Any:
         """Run a function of the problem; in double precision if the fit was made in it."""
@@ -152,6 +174,11 @@ class FitResult:
             )
             return run(replace(self.problem, params=params, args=args, kwargs=kwargs))
 
+    def _proposal(self, problem: Problem) -> Problem:
+        """Return the problem with a guide for draws that are weighed: with heavier tails, if the guide has them."""
+        guide = problem.guide
+        return replace(problem, guide=guide.proposal(self.moments)) if isinstance(guide, HeavyTails) else problem
+
     @one_at_a_time
     def _auxiliary(self) -> set[str]:
         with handlers.trace() as trace, handlers.seed(rng_seed=0), handlers.substitute(data=self.params):
@@ -162,7 +189,7 @@ class FitResult:
 
     def khat(self, key: jax.Array, num_samples: int = 16_000) -> float:
         """Return the PSIS k-hat of the guide as a proposal for the posterior; warn if above 0.7. Needs ArviZ."""
-        return self._precisely(lambda problem: khat(problem, key, num_samples))
+        return self._precisely(lambda problem: khat(self._proposal(problem), key, num_samples))
 
     def elbo_estimate(self, key: jax.Array, n: int = 1000) -> ElboEstimate:
         """Estimate the ELBO with its standard error, and the importance-weighted bound, from `n` draws."""
@@ -170,7 +197,8 @@ class FitResult:
 
     def diagnose(self, key: jax.Array, n: int = 16_000) -> Diagnosis:
         """Check the fit for every known problem: convergence, other modes, quadrature, k-hat, reweighted moments."""
-        found = self._precisely(lambda problem: diagnose(problem, key, n))
+        heavy = isinstance(self.problem.guide, HeavyTails)
+        found = self._precisely(lambda p: diagnose(p, key, n, self._proposal(p) if heavy else None))
         against = [] if self.converged else [f"the fit has not converged: {self.status}"]
         if self.other_modes:
             against.append(self._other_modes_flag())
@@ -212,7 +240,7 @@ class FitResult:
 
 
 _PLAIN = ("converged", "status", "steps", "seconds", "quadrature", "how", "gradients", "double")
-_ARRAYS = ("params", "elbo", "gradient_variance", "error", "clock")
+_ARRAYS = ("params", "elbo", "gradient_variance", "error", "clock", "moments")
 
 
 def load(
@@ -246,7 +274,7 @@ def load(
     def rebuilt(numbers: Mapping[str, Any], **more: Any) -> FitResult:
         trees = {name: container.undescribed(text, arrays) for name, text in numbers["trees"].items()}
         return FitResult(
-            **({"error": None} | trees),
+            **({"error": None, "moments": None} | trees),
             converged=numbers["converged"],
             status=numbers["status"],
             quadrature=numbers.get("quadrature", ""),

@@ -7,8 +7,10 @@ x are the continuous latents through the bijections to their supports, z_e the e
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from legrad.guides.factors import DiscreteFactor, discrete_factor
-from legrad.guides.gaussian import FULL, Joint, Members
+from legrad.guides.gaussian import FULL, Joint, Members, Moments
 from legrad.guides.latent_space import LatentSpace, Part
 from legrad.guides.latents import Latent, Plate, check_static, prior_draws
 from legrad.model.log_density import LogDensity
@@ -71,7 +73,7 @@ class Structured:
             raise ValueError(f"Structured: init_scale must be positive, got {init_scale}.")
         self.model, self.noncentered, self.init_scale, self.prefix = model, tuple(noncentered), init_scale, prefix
         self._windows = dict(window or {})
-        self._whitening: tuple[np.ndarray, np.ndarray] | None = None
+        self._whitening: Moments | None = None
         self._ready = False
         self._space: LatentSpace
         self._joint: Joint | None
@@ -111,6 +113,17 @@ class Structured:
         self._whitening = center, tril
         if self._ready and self._joint is not None:
             self._joint.whitening = self._whitening
+
+    def proposal(self, moments: Moments | None = None) -> Structured:
+        """Return this guide with heavier tails of the joint Gaussian, for draws that are weighed by the posterior.
+
+        Args:
+            moments: mean and Cholesky factor of the posterior's covariance in unconstrained space, if they are known.
+        """
+        other = copy.copy(self)
+        if self._joint is not None:
+            other._joint = replace(self._joint, heavy=True, moments=moments)
+        return other
 
     @property
     def _base(self) -> str:

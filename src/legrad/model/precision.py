@@ -13,11 +13,15 @@ double = jax.enable_x64
 
 
 def as_double(tree: Any) -> Any:
-    """Return a tree with its float arrays as NumPy arrays of float64; all else stays."""
+    """Return a tree with its float arrays as new NumPy arrays of float64; all else stays.
+
+    An array of float64 becomes a view: JAX keeps the constants of a traced program by the array's identity, and would
+    take the one that it made in single precision.
+    """
 
     def convert(x: Any) -> Any:
-        if isinstance(x, jax.Array | np.ndarray) and x.dtype in (np.float32, np.float16, jnp.bfloat16):
-            return np.asarray(x, np.float64)
+        if isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating):
+            return np.asarray(x, np.float64).view()
         return x
 
     return jax.tree.map(convert, tree)
