@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from legrad.fitting.data import Feed, Minibatches
 from legrad.fitting.estimator_choice import candidates, choose
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import HostLoop
+from legrad.fitting.joint_start import joint_start
 from legrad.fitting.result import FitResult
 from legrad.fitting.starts import scattered
 from legrad.fitting.stopping import AutoStop, Stopping
@@ -103,7 +105,7 @@ def fit(
         >>> result = legrad.fit(model, args=(X, y), key=jax.random.key(0))
         >>> result.sample(jax.random.key(1), 1000), result.converged, result.status
     """
-    begun = time.perf_counter()
+    begun, note = time.perf_counter(), ""
     if guide is None:
         _check_arguments(args, data, seconds)
         _check_counts(restarts=restarts)
@@ -116,6 +118,9 @@ def fit(
         if all(setting is None for setting in of_loop) and solvable(guide, args, kwargs or {}):
             return solve(guide, args, kwargs or {}, key, seconds, restarts, begun)
         stop = "auto" if steps is None and stop is None else stop
+        start = joint_start(guide, args, kwargs or {}, jax.random.fold_in(key, 3)) if data is None else None
+        if start is not None:
+            init_params, note = start.params | dict(init_params or {}), start.note
     restarts = 1 if restarts is None else restarts
     rule: Any = AutoStop() if stop == "auto" else stop
     chosen: Any = LocalExpectation() if estimator is None else estimator
@@ -167,7 +172,8 @@ def fit(
         limit = math.inf if seconds is None else seconds
         loop = HostLoop(program, steps, limit, stoppings, kept, checkpoint_every, callbacks, callback_every, progress)
         now, ended = loop.run(now)
-        return finish(program, comparison, now, ended, steps, seconds, time.perf_counter() - begun)
+        result = finish(program, comparison, now, ended, steps, seconds, time.perf_counter() - begun)
+        return replace(result, note=note)
     finally:
         feed.close()
 

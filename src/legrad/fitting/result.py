@@ -27,7 +27,7 @@ from legrad.fitting.stopping import Phase
 from legrad.guides.protocol import HeavyTails, WholePlates
 from legrad.marginal.marginalize import Marginal, marginalize
 from legrad.model.parameters import require_same
-from legrad.model.precision import as_double, double
+from legrad.model.precision import as_double, in_double
 from legrad.model.problem import Noise, Problem
 from legrad.model.threads import one_at_a_time
 from legrad.singlesite.report import listening
@@ -60,6 +60,7 @@ class FitResult:
         optimizer_state: the state of the optimizer after the last step.
         how: for a fit without a guide, what was done, in one sentence.
         gradients: for a fit without steps, how many gradients it took: of the "model", and of the "objective".
+        note: for a fit without a guide, where the steps started.
         double: whether weights are computed in double precision, whatever the program runs in.
         moments: for a fit without a guide, mean and Cholesky factor of the posterior's covariance in unconstrained
             space, by reweighted draws; draws that are weighed come from there.
@@ -85,6 +86,7 @@ class FitResult:
     gradients: dict[str, int] = field(default_factory=dict, repr=False)
     double: bool = field(default=False, repr=False)
     moments: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+    note: str = field(default="", repr=False)
 
     @cached_property
     def method(self) -> str:
@@ -105,7 +107,7 @@ class FitResult:
         with listening() as found, one_at_a_time:
             jax.eval_shape(look, dict(problem.params), jax.random.key(0))
         other = [f"{site} is {how}" for site, how in found.methods.items() if "would cost" in how]
-        return "; ".join([self.estimator_name, *other])
+        return "; ".join([self.estimator_name, *other, *([self.note] if self.note else [])])
 
     @property
     def estimator_name(self) -> str:
@@ -168,11 +170,14 @@ class FitResult:
         """Run a function of the problem; in double precision if the fit was made in it."""
         if not self.double:
             return run(self.problem)
-        with double(True):
+
+        def precisely() -> Any:
             params, args, kwargs = as_double(
                 (dict(self.problem.params), self.problem.args, dict(self.problem.kwargs))
             )
             return run(replace(self.problem, params=params, args=args, kwargs=kwargs))
+
+        return in_double(precisely)
 
     def _proposal(self, problem: Problem) -> Problem:
         """Return the problem with a guide for draws that are weighed: with heavier tails, if the guide has them."""
@@ -239,7 +244,7 @@ class FitResult:
         return plain | {"trees": trees, "phases": phases, "estimator": self.estimator_name}
 
 
-_PLAIN = ("converged", "status", "steps", "seconds", "quadrature", "how", "gradients", "double")
+_PLAIN = ("converged", "status", "steps", "seconds", "quadrature", "how", "gradients", "double", "note")
 _ARRAYS = ("params", "elbo", "gradient_variance", "error", "clock", "moments")
 
 
@@ -281,6 +286,7 @@ def load(
             how=numbers.get("how", ""),
             gradients=numbers.get("gradients", {}),
             double=numbers.get("double", False),
+            note=numbers.get("note", ""),
             steps=numbers["steps"],
             seconds=numbers["seconds"],
             phases=tuple(Phase(**phase) for phase in numbers["phases"]),

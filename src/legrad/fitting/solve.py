@@ -23,7 +23,7 @@ from legrad.fitting.fixed_draws import FixedDraws, Gaussian, moment_matched
 from legrad.fitting.mode import Mode, curvature, find_mode
 from legrad.fitting.reweigh import reweigh
 from legrad.guides.structured import Structured
-from legrad.model.precision import as_double, double
+from legrad.model.precision import as_double, in_double
 
 MUCH_WORSE = 10.0  # nats: a mode with exp(-10) of the mass does not matter
 _DRAWS, _MOST_DRAWS = 128, 8192
@@ -127,33 +127,32 @@ class Solver:
                 the first start led over a saddle.
         """
         try:
-            return self._run(restarts)
+            return in_double(lambda: self._run(restarts))
         except TypeError:  # a program with float32 written into it, such as the carry of a scan
             self.double = False
-            self._densities.clear()
             return self._run(restarts)
 
     def _run(self, restarts: int | None) -> list[Attempt]:
-        with double(True if self.double else bool(jax.config.read("jax_enable_x64"))):
-            args, kwargs = self._arguments()
-            self.exchangeable = exchangeable_sites(self.guide.space(*args, **kwargs), args, kwargs)
-            starts = [self._start(0)]
-            if restarts is None:
-                restarts = _SEVERAL if self.exchangeable or starts[0].mode.left_a_saddle else 1
-            starts += [self._start(i) for i in range(1, restarts)]
-            best = max(range(restarts), key=lambda i: starts[i].evidence)
-            done: dict[int, Attempt] = {best: self._best_form(starts[best], best)}
-            for i, start in enumerate(starts):
-                if i == best:
-                    continue
-                same = next((j for j in done if self._is_same(start, starts[j])), None)
-                if same is not None:
-                    done[i] = done[same]
-                elif start.evidence > starts[best].evidence - MUCH_WORSE:
-                    done[i] = self._best_form(start, i)
-                else:
-                    done[i] = self._left_out(start)
-            return [done[i] for i in range(restarts)]
+        self._densities.clear()
+        args, kwargs = self._arguments()
+        self.exchangeable = exchangeable_sites(self.guide.space(*args, **kwargs), args, kwargs)
+        starts = [self._start(0)]
+        if restarts is None:
+            restarts = _SEVERAL if self.exchangeable or starts[0].mode.left_a_saddle else 1
+        starts += [self._start(i) for i in range(1, restarts)]
+        best = max(range(restarts), key=lambda i: starts[i].evidence)
+        done: dict[int, Attempt] = {best: self._best_form(starts[best], best)}
+        for i, start in enumerate(starts):
+            if i == best:
+                continue
+            same = next((j for j in done if self._is_same(start, starts[j])), None)
+            if same is not None:
+                done[i] = done[same]
+            elif start.evidence > starts[best].evidence - MUCH_WORSE:
+                done[i] = self._best_form(start, i)
+            else:
+                done[i] = self._left_out(start)
+        return [done[i] for i in range(restarts)]
 
     def _is_same(self, one: _Start, other: _Start) -> bool:
         if one.is_same(other):

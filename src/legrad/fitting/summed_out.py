@@ -16,7 +16,7 @@ from legrad.diagnostics.psis import ElboEstimate
 from legrad.estimators import Exact
 from legrad.fitting.result import FitResult
 from legrad.marginal.marginalize import Marginal
-from legrad.model.precision import as_double, double
+from legrad.model.precision import as_double, in_double
 from legrad.model.problem import Problem
 from legrad.model.sites import sample_sites, site_log_prob
 from legrad.model.threads import one_at_a_time
@@ -73,5 +73,4 @@ def _log_evidence(marginal: Marginal, args: tuple[Any, ...], kwargs: Mapping[str
             marginal(*args, **kwargs)
         return sum((jnp.sum(site_log_prob(site)) for _, site in sample_sites(trace)), start=jnp.zeros(()))
 
-    with double(True):
-        return float(total(*as_double((args, dict(kwargs)))))
+    return in_double(lambda: float(total(*as_double((args, dict(kwargs))))))

@@ -60,6 +60,12 @@ class Joint:
         x = numpyro.sample(self.name, self._heavy(fn) if self.heavy else fn, infer={"is_auxiliary": True})
         return x, (x - loc) / jnp.sqrt(fn.variance)
 
+    def initial(self, loc: np.ndarray, sd: np.ndarray) -> dict[str, np.ndarray]:
+        """Return initial values of the parameters from means and standard deviations."""
+        if len(loc) <= FULL:
+            return {f"{self.name}_loc": loc, f"{self.name}_scale_tril": np.diag(sd)}
+        return {f"{self.name}_loc": loc, f"{self.name}_log_scale": np.log(sd)}
+
     def _heavy(self, fn: Any) -> Any:
         if not isinstance(fn, dist.MultivariateNormal):
             return fn
@@ -115,6 +121,12 @@ class Members:
         for plate in self.plates:
             shape[plate.dim] = plate.size
         return tuple(shape)
+
+    def initial(self, loc: Sequence[np.ndarray], sd: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Return initial values of the parameters from means and standard deviations of the parts."""
+        found = [np.concatenate([p.reshape(*self.batch, -1) for p in parts], -1) for parts in (loc, sd)]
+        diagonal = found[1][..., None] * np.eye(found[1].shape[-1])
+        return {f"{self.name}_loc": found[0], f"{self.name}_scale_tril": diagonal}
 
     def sample(self, h: jax.Array | None) -> dict[str, tuple[jax.Array, jax.Array]]:
         """Sample the members inside their plates; return each site before and after its bijection."""

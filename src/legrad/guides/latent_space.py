@@ -95,14 +95,26 @@ class LatentSpace:
             found[name] = z, part.counted(part.transform.log_abs_det_jacobian(u, z))
         return found
 
-    def log_density(self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> jax.Array:
-        """Return the log-density of the vector x, up to a constant."""
+    def log_density(
+        self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any] | None = None
+    ) -> jax.Array:
+        """Return the log-density of the vector x, up to a constant, at given values of all discrete latents."""
         placed = self.place(x, args, kwargs)
-        values = {name: z for name, (z, _) in placed.items()}
+        values = {name: z for name, (z, _) in placed.items()} | dict(given or {})
         with one_at_a_time, handlers.trace() as trace, handlers.seed(rng_seed=0), handlers.substitute(data=values):
             self.model(*args, **kwargs)
         terms = [site_log_prob(site) for _, site in sample_sites(trace)] + [stretch for _, stretch in placed.values()]
         return sum((jnp.sum(term) for term in terms), start=jnp.zeros(()))
+
+    def draw_discrete(
+        self, key: jax.Array, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, jax.Array]:
+        """Draw the discrete latents from the prior, given the vector x."""
+        values = {name: z for name, (z, _) in self.place(x, args, kwargs).items()}
+        with one_at_a_time, handlers.trace() as trace, handlers.seed(rng_seed=key), handlers.substitute(data=values):
+            self.model(*args, **kwargs)
+        latents = {name: site for name, site in sample_sites(trace) if not site["is_observed"]}
+        return {name: jnp.asarray(site["value"]) for name, site in latents.items() if name not in self.parts}
 
     def funnels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the location-scale sites of the model whose scale depends on other latents."""

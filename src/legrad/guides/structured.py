@@ -76,6 +76,7 @@ class Structured:
         self._whitening: Moments | None = None
         self._ready = False
         self._space: LatentSpace
+        self._everything: LatentSpace
         self._joint: Joint | None
         self._members: list[Members]
         self._discrete: list[DiscreteFactor]
@@ -97,6 +98,50 @@ class Structured:
     def is_one_gaussian(self) -> bool:
         """Whether the guide is a single Gaussian with a full covariance; known after the first call."""
         return not self._discrete and not self._members and 0 < self._space.size <= FULL
+
+    @property
+    def discrete(self) -> list[DiscreteFactor]:
+        """The factors of the discrete latents; known after the first call."""
+        return self._discrete
+
+    def everything(self, *args: Any, **kwargs: Any) -> LatentSpace:
+        """Return the vector space of all continuous latents, those of plate members included."""
+        self._prepare(args, kwargs)
+        return self._everything
+
+    @property
+    def is_subsampled(self) -> bool:
+        """Whether a plate of the model takes some of its members at a time; known after the first call."""
+        latents = [part.latent for part in self._everything.parts.values()] + [f.latent for f in self._discrete]
+        return any(plate.subsample_size < plate.size for latent in latents for plate in latent.plates)
+
+    @property
+    def is_whitenable(self) -> bool:
+        """Whether there is a joint Gaussian with a full covariance; known after the first call."""
+        return 0 < self._space.size <= FULL
+
+    @property
+    def joint_positions(self) -> np.ndarray:
+        """Where the joint latents are in the vector of all continuous latents; known after the first call."""
+        parts = [self._everything.parts[name] for name in self._space.parts]
+        return np.concatenate([np.zeros(0, int), *(np.arange(p.start, p.start + p.size) for p in parts)])
+
+    def initial(self, x: np.ndarray, sd: np.ndarray) -> dict[str, np.ndarray]:
+        """Return initial values of the Gaussians that are not whitened, by the names of their parameters.
+
+        Args:
+            x: the means, in the vector space of all continuous latents.
+            sd: the standard deviations.
+        """
+        found: dict[str, np.ndarray] = {}
+        if self._joint is not None and self._whitening is None:
+            mine = self.joint_positions
+            found |= self._joint.initial(x[mine], sd[mine])
+        for group in self._members:
+            parts = [self._everything.parts[part.latent.name] for part in group.parts]
+            places = [slice(p.start, p.start + p.size) for p in parts]
+            found |= group.initial([x[place] for place in places], [sd[place] for place in places])
+        return found
 
     @property
     def names(self) -> tuple[str, str]:
@@ -189,6 +234,8 @@ class Structured:
         self._space = LatentSpace(
             self.model, [draw for n, draw in continuous.items() if n not in local], self.noncentered
         )
+        # Subsampled plates have no place of all their members.
+        self._everything = self._space if not local else LatentSpace(self.model, list(continuous.values()))
         size = self._space.size
         self._joint = Joint(self._base, self._space.start, self.init_scale, self._whitening) if size else None
         groups: dict[tuple[Plate, ...], list[Part]] = {}
