@@ -206,5 +206,8 @@ def log_prob(fn: Distribution, value: Array) -> Array:
     shape, fn = fn.batch_shape, unexpanded(fn)
     form = FORMS.get(type(fn))
     if form is None:
-        return fn.log_prob(value)
+        try:
+            return fn.log_prob(value)
+        except jax.errors.TracerArrayConversionError:  # NumPyro compares NumPy data with NumPy: bounds are traced here
+            return fn.log_prob(jnp.asarray(value))
     return jnp.broadcast_to(form(fn, value), jnp.broadcast_shapes(jnp.shape(value), shape))

@@ -77,7 +77,8 @@ class Density:
             try:
                 found = np.asarray(self._hessian(x, self._arrays))
                 self.gradients += self.size
-                return found
+                if np.isfinite(found).all():
+                    return found
             except TypeError:  # a function with a derivative of its own in reverse mode alone, such as `odeint`
                 self._has_products = False
         return self._differences(x)
