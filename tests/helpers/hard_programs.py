@@ -299,6 +299,29 @@ def grid(z, c):
     return jnp.log(q[:, 1:] + q[:, :-1] + 1 / c).sum() + jnp.exp(-c * (q[1:] - q[:-1]) ** 2).sum()
 
 
+@switches
+def wrapped_product(z, c):
+    large = (z[:, None] * COUNTS.astype(np.int32)[None]) * np.int32(999_999_999)
+    return large.astype(c.dtype) * 1e-9
+
+
+@switches
+def wrapped_sum(z, c):
+    large = (z * np.int32(123_456_789)) @ np.arange(D * N, dtype=np.int32).reshape(D, N)
+    return jnp.sin(large.astype(c.dtype) * 1e-9)
+
+
+@switches
+def wrapped_total(z, c):
+    return jnp.sum(z[:, None] * np.arange(N, dtype=np.int32)[None] * np.int32(99_999_999), axis=0)
+
+
+@switches
+def widened(z, c):
+    """A rate in float32 that is then used in float64, as NumPyro's GammaPoisson does."""
+    return jnp.log((z.astype(c.dtype) @ W.astype(c.dtype) + 1 / c).astype(float))
+
+
 @reals
 def different_scales(x, c):
     return jnp.sum(jnp.square(x * c ** jnp.linspace(0, 0.25, D, dtype=c.dtype)))

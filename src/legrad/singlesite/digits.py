@@ -87,6 +87,38 @@ class Digits:
         else:
             self.flags.append(_unless(_small(change, here, dtype), lost))
 
+    def watch_cast(self, change: Lazy, base: Any, dtype: Any) -> None:
+        """Flag the elements and candidates whose differences are wrong in another type."""
+        if jnp.issubdtype(base.dtype, jnp.integer) and base.dtype != dtype:
+            self._watch_range(change, base)
+        elif jnp.issubdtype(dtype, jnp.floating) and accuracy.rounding(dtype) < accuracy.rounding(base.dtype):
+            self.watch(change, base)  # in the wider type, the digits that the narrow one has lost are not missed
+
+    def _watch_range(self, change: Lazy, base: Any) -> None:
+        """Flag the elements and candidates whose integers wrap around, so that no other type holds their differences.
+
+        Factors that wrapped are still right modulo 2^bits. So base + pieces is the integer itself if that sum, as a
+        real number, is within the range of the type.
+        """
+        dtype = base.dtype
+        if not self._on or id(change) in self._watched or not jnp.issubdtype(dtype, jnp.signedinteger):
+            return
+        self._watched[id(change)] = change
+        places, shape = self._places, jnp.shape(base)
+        real = jnp.float64 if dtype == jnp.int64 else jnp.float32
+        most = 0.99 * float(jnp.iinfo(dtype).max)  # a margin for the rounding of the sum
+        pieces = [piece.cast(real) for piece in change.pieces]
+        layout = places.union([piece.layout for piece in pieces], shape)
+        here = places.take(base.astype(real), layout)
+
+        def lost() -> Labelled:
+            products = [places.product(piece, layout, shape) for piece in pieces]
+            new = reduce(lambda a, b: places.order.combine(jnp.add, a, b), products, here)
+            return self._anywhere(layout, Labelled(~(jnp.abs(new.data) <= most), new.axes), shape)
+
+        bound = reduce(jnp.add, map(_bound, pieces), jnp.max(jnp.abs(here.data), initial=0.0))
+        self.flags.append(_unless(bound <= most, lost))
+
     def flag(self, layout: Layout, lost: Labelled, shape: tuple[int, ...]) -> None:
         """Flag the elements and candidates for which a condition holds somewhere on a layout."""
         if self._on:
@@ -122,6 +154,11 @@ def _small(change: Lazy, here: Labelled, dtype: Any) -> jax.Array:
         size = reduce(jnp.multiply, [jnp.max(jnp.abs(f.data), initial=0.0) for f in factors], jnp.ones((), dtype))
         small &= (size < jnp.inf) if one else (size <= accuracy.largest(dtype))
     return small
+
+
+def _bound(piece: Piece) -> jax.Array:
+    """Return a bound on the absolute values of a product of factors."""
+    return reduce(jnp.multiply, [jnp.max(jnp.abs(factor.data), initial=0.0) for factor in piece.factors])
 
 
 def _unless(fine: jax.Array, flagged: Any) -> Labelled:
