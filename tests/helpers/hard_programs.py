@@ -300,6 +300,52 @@ def grid(z, c):
 
 
 @switches
+def attention(on, c):
+    scores = V[:, :D].astype(c.dtype) + mask(on, c)
+    return softmax(scores, axis=1) @ (on.astype(c.dtype) * Y[:D].astype(c.dtype))
+
+
+@switches
+def forbidden_pairs(on, c):
+    table = jnp.where(jnp.eye(2, dtype=bool), -c, V[:2, :2].astype(c.dtype))
+    return logsumexp(jnp.stack([table[on[:-1], on[1:]], Y[: D - 1].astype(c.dtype)]), axis=0)
+
+
+@switches
+def loop(on, c):
+    return jax.lax.scan(lambda a, row: (jnp.logaddexp(a, row), None), -c, mask(on, c) + Y[:D].astype(c.dtype))[0]
+
+
+@switches
+def largest_of_segments(on, c):
+    best = jax.ops.segment_max(mask(on, c) + Y[:D].astype(c.dtype), jnp.asarray(GROUP[:D] % 3), 3)
+    return jnp.maximum(best, -10.0)
+
+
+@switches
+def two_best(on, c):
+    return jnp.sort(mask(on, c) + Y[:D].astype(c.dtype))[-2:]
+
+
+@switches
+def position_of_the_best(z, c):
+    scores = (z.astype(c.dtype) @ V.astype(c.dtype)).reshape(5, D) + mask(z, jnp.minimum(c, 1e30))
+    return jnp.asarray(Y[:D], c.dtype)[jnp.argmax(scores, axis=1)]
+
+
+@switches
+def mixture_of_normals(on, c):
+    weights = dist.Categorical(logits=mask(on, c) + LL[0].astype(c.dtype))
+    normals = dist.Normal(V[:, 0].astype(c.dtype), 1.0)
+    return dist.MixtureSameFamily(weights, normals).log_prob(Y.astype(c.dtype))
+
+
+@switches
+def gamma_poisson(z, c):
+    return dist.GammaPoisson(z.astype(c.dtype) @ W.astype(c.dtype) + 1 / c, 1.0).log_prob(COUNTS)
+
+
+@switches
 def wrapped_product(z, c):
     large = (z[:, None] * COUNTS.astype(np.int32)[None]) * np.int32(999_999_999)
     return large.astype(c.dtype) * 1e-9

@@ -42,6 +42,11 @@ PROGRAMS = {
     "scale": lambda z, p: dist.Normal(0.0, jnp.sqrt(summed(z, p) + 1e-9)).log_prob(jnp.zeros(N, p["w"].dtype)),
     "shares": lambda z, p: p["ll"][:, 0] * summed(z, p) / jnp.sum(summed(z, p) + 1e-9),
     "unused log": lambda z, p: jnp.where(summed(z, p) > 0.1, jnp.log(summed(z, p) + 1e-9), -3.0),
+    "running sums": lambda z, p: jnp.log(jnp.cumsum(z.astype(p["w"].dtype)[:, None] * p["w"], axis=0) + 1e-9),
+    "widened": lambda z, p: jnp.log((summed(z, p) + 1e-9).astype(float)),
+    "loop": lambda z, p: jax.lax.scan(
+        lambda a, row: (jnp.logaddexp(a, row), None), p["ll"][:, 0], mask(z, 1e9, p["ll"])[:, None] + p["ll"].T
+    )[0],
     "root": lambda z, p: jnp.sqrt(summed(z, p) * jnp.where(z[2] == 1, 1.0, 1e-9).astype(p["w"].dtype) + 1e-12),
 }
 
