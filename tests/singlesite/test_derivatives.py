@@ -8,7 +8,7 @@ import pytest
 from jax.nn import logsumexp
 
 import legrad
-from legrad.singlesite.follow import Changes
+from legrad.singlesite.latent_changes import LatentChanges
 from legrad.singlesite.plan import Plan
 
 RNG = np.random.default_rng(0)
@@ -144,7 +144,7 @@ def test_batches():
 @pytest.mark.parametrize("name", ["mask -inf", "shares"])
 def test_the_check_finds_the_discarded_derivatives(monkeypatch, name):
     """Without the safe path, the test above fails."""
-    monkeypatch.setattr(Changes, "follow_differentiably", Changes.follow)
+    monkeypatch.setattr(LatentChanges, "follow_differentiably", LatentChanges.follow)
     assert not agree(name, gradient, z=TWO)
 
 

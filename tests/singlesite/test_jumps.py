@@ -88,7 +88,7 @@ def test_as_accurate_as_brute_force(name):
     ("name", "target", "fault"),
     [
         ("a choice by the element itself", (accuracy, "_CHOOSERS"), {}),
-        ("a product of two sums", (Digits, "watch"), lambda self, change, base: None),
+        ("a product of two sums", (Digits, "flag_lost"), lambda self, change, base: None),
         ("the largest of four", (accuracy, "EXACT"), accuracy.DIFFERENCES),
         ("a square at a threshold", (accuracy, "_for_threshold"), lambda *_: accuracy.DIFFERENCES),
     ],

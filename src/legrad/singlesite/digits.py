@@ -40,7 +40,7 @@ class Digits:
         self.flags: list[Labelled] = []
         self.marked = False
         self._places = places
-        self._watched: dict[int, Lazy] = {}
+        self._examined: dict[int, Lazy] = {}
 
     def checked(
         self, change: Lazy, base: Any, here: Labelled, products: Sequence[Labelled], total: Labelled
@@ -55,7 +55,7 @@ class Digits:
             total: their sum with `here`.
         """
         if not change.need.points or change.need.hides_nan or not jnp.issubdtype(base.dtype, jnp.floating):
-            self.watch(change, base)
+            self.flag_lost(change, base)
             return total
         # A NaN marks what is lost and shows in the result, which is cheaper than a search here. If the search is
         # over, what is lost matters to no result: the value at the pivot stands in, with a finite derivative.
@@ -66,12 +66,12 @@ class Digits:
 
         return self._places.order.combine(mark, total, here, *(products if len(products) > 1 else ()))
 
-    def watch(self, change: Lazy, base: Any) -> None:
+    def flag_lost(self, change: Lazy, base: Any) -> None:
         """Flag the elements and candidates whose values, as base + pieces, have too few digits for their use."""
         dtype, need = base.dtype, change.need
-        if not self._on or not need.value or id(change) in self._watched or not jnp.issubdtype(dtype, jnp.floating):
+        if not self._on or not need.value or id(change) in self._examined or not jnp.issubdtype(dtype, jnp.floating):
             return
-        self._watched[id(change)] = change
+        self._examined[id(change)] = change
         places, shape = self._places, jnp.shape(base)
         layout = places.union([piece.layout for piece in change.pieces], shape)
         here = places.take(base, layout)
@@ -87,23 +87,23 @@ class Digits:
         else:
             self.flags.append(_unless(_small(change, here, dtype), lost))
 
-    def watch_cast(self, change: Lazy, base: Any, dtype: Any) -> None:
+    def flag_cast(self, change: Lazy, base: Any, dtype: Any) -> None:
         """Flag the elements and candidates whose differences are wrong in another type."""
         if jnp.issubdtype(base.dtype, jnp.integer) and base.dtype != dtype:
-            self._watch_range(change, base)
+            self._flag_wrapped(change, base)
         elif jnp.issubdtype(dtype, jnp.floating) and accuracy.rounding(dtype) < accuracy.rounding(base.dtype):
-            self.watch(change, base)  # in the wider type, the digits that the narrow one has lost are not missed
+            self.flag_lost(change, base)  # in the wider type, the digits that the narrow one has lost are not missed
 
-    def _watch_range(self, change: Lazy, base: Any) -> None:
+    def _flag_wrapped(self, change: Lazy, base: Any) -> None:
         """Flag the elements and candidates whose integers wrap around, so that no other type holds their differences.
 
         Factors that wrapped are still right modulo 2^bits. So base + pieces is the integer itself if that sum, as a
         real number, is within the range of the type.
         """
         dtype = base.dtype
-        if not self._on or id(change) in self._watched or not jnp.issubdtype(dtype, jnp.signedinteger):
+        if not self._on or id(change) in self._examined or not jnp.issubdtype(dtype, jnp.signedinteger):
             return
-        self._watched[id(change)] = change
+        self._examined[id(change)] = change
         places, shape = self._places, jnp.shape(base)
         real = jnp.float64 if dtype == jnp.int64 else jnp.float32
         most = 0.99 * float(jnp.iinfo(dtype).max)  # a margin for the rounding of the sum
