@@ -11,6 +11,8 @@ import legrad
 from legrad.singlesite.latent_changes import LatentChanges
 from legrad.singlesite.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("strict_ranks")
+
 RNG = np.random.default_rng(0)
 N, D = 12, 5
 Z = np.eye(D, dtype=np.int32)[2]  # one cause alone
@@ -34,8 +36,8 @@ def summed(z, p):
 
 
 PROGRAMS = {
-    "mask -1e9": lambda z, p: logsumexp(mask(z, 1e9, p["ll"]) + p["ll"] + summed(z, p)[:, None], axis=1),
-    "mask -inf": lambda z, p: logsumexp(mask(z, np.inf, p["ll"]) + p["ll"] + summed(z, p)[:, None], axis=1),
+    "mask -1e9": lambda z, p: logsumexp(mask(z, 1e9, p["ll"])[None] + p["ll"] + summed(z, p)[:, None], axis=1),
+    "mask -inf": lambda z, p: logsumexp(mask(z, np.inf, p["ll"])[None] + p["ll"] + summed(z, p)[:, None], axis=1),
     "rate": lambda z, p: dist.Poisson(summed(z, p) + 1e-6).log_prob(COUNTS),
     "rate by hand": lambda z, p: COUNTS * jnp.log(summed(z, p) + 1e-9) - summed(z, p),
     "noisy or": lambda z, p: jnp.where(BITS == 1, jnp.log(-jnp.expm1(-summed(z, p) - 1e-7)), -summed(z, p)),

@@ -13,6 +13,8 @@ import legrad
 from legrad.singlesite import accuracy
 from legrad.singlesite.digits import Digits
 
+pytestmark = pytest.mark.usefixtures("strict_ranks")
+
 N = 4000
 RNG = np.random.default_rng(0)
 REST = np.abs(RNG.normal(size=(7, N))) * 1e-3 + 1e-4

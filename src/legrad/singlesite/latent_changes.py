@@ -156,7 +156,7 @@ def run_plan(
 
 def is_pivot(choices: jax.Array, pivot: jax.Array) -> jax.Array:
     """Return which candidates are the element's own value at the pivot."""
-    return jnp.broadcast_to(choices == pivot, (len(choices), *pivot.shape))
+    return jnp.broadcast_to(choices == pivot[None], (len(choices), *pivot.shape))
 
 
 def at_pivot(found: Found, values: Values, same: jax.Array, differences: bool) -> Found:
