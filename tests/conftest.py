@@ -8,6 +8,19 @@ if version("jax").startswith("0.10."):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
 
 import jax
+import pytest
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def strict_ranks():
+    """Arrays of different rank are not broadcast silently.
+
+    This can be had where all of the program is ours. NumPyro's densities broadcast parameters against candidates, and
+    most programs of the tests are written as users write them; so the tests of `trace` and of the machinery of
+    `singlesite` ask for it, and those of distributions, models and estimators cannot.
+    """
+    with jax.numpy_rank_promotion("raise"):
+        yield

@@ -299,6 +299,75 @@ def grid(z, c):
     return jnp.log(q[:, 1:] + q[:, :-1] + 1 / c).sum() + jnp.exp(-c * (q[1:] - q[:-1]) ** 2).sum()
 
 
+@switches
+def attention(on, c):
+    scores = V[:, :D].astype(c.dtype) + mask(on, c)
+    return softmax(scores, axis=1) @ (on.astype(c.dtype) * Y[:D].astype(c.dtype))
+
+
+@switches
+def forbidden_pairs(on, c):
+    table = jnp.where(jnp.eye(2, dtype=bool), -c, V[:2, :2].astype(c.dtype))
+    return logsumexp(jnp.stack([table[on[:-1], on[1:]], Y[: D - 1].astype(c.dtype)]), axis=0)
+
+
+@switches
+def loop(on, c):
+    return jax.lax.scan(lambda a, row: (jnp.logaddexp(a, row), None), -c, mask(on, c) + Y[:D].astype(c.dtype))[0]
+
+
+@switches
+def largest_of_segments(on, c):
+    best = jax.ops.segment_max(mask(on, c) + Y[:D].astype(c.dtype), jnp.asarray(GROUP[:D] % 3), 3)
+    return jnp.maximum(best, -10.0)
+
+
+@switches
+def two_best(on, c):
+    return jnp.sort(mask(on, c) + Y[:D].astype(c.dtype))[-2:]
+
+
+@switches
+def position_of_the_best(z, c):
+    scores = (z.astype(c.dtype) @ V.astype(c.dtype)).reshape(5, D) + mask(z, jnp.minimum(c, 1e30))
+    return jnp.asarray(Y[:D], c.dtype)[jnp.argmax(scores, axis=1)]
+
+
+@switches
+def mixture_of_normals(on, c):
+    weights = dist.Categorical(logits=mask(on, c) + LL[0].astype(c.dtype))
+    normals = dist.Normal(V[:, 0].astype(c.dtype), 1.0)
+    return dist.MixtureSameFamily(weights, normals).log_prob(Y.astype(c.dtype))
+
+
+@switches
+def gamma_poisson(z, c):
+    return dist.GammaPoisson(z.astype(c.dtype) @ W.astype(c.dtype) + 1 / c, 1.0).log_prob(COUNTS)
+
+
+@switches
+def wrapped_product(z, c):
+    large = (z[:, None] * COUNTS.astype(np.int32)[None]) * np.int32(999_999_999)
+    return large.astype(c.dtype) * 1e-9
+
+
+@switches
+def wrapped_sum(z, c):
+    large = (z * np.int32(123_456_789)) @ np.arange(D * N, dtype=np.int32).reshape(D, N)
+    return jnp.sin(large.astype(c.dtype) * 1e-9)
+
+
+@switches
+def wrapped_total(z, c):
+    return jnp.sum(z[:, None] * np.arange(N, dtype=np.int32)[None] * np.int32(99_999_999), axis=0)
+
+
+@switches
+def widened(z, c):
+    """A rate in float32 that is then used in float64, as NumPyro's GammaPoisson does."""
+    return jnp.log((z.astype(c.dtype) @ W.astype(c.dtype) + 1 / c).astype(float))
+
+
 @reals
 def different_scales(x, c):
     return jnp.sum(jnp.square(x * c ** jnp.linspace(0, 0.25, D, dtype=c.dtype)))

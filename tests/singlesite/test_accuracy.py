@@ -88,7 +88,7 @@ def test_values(name):
 def test_the_check_finds_lost_digits(monkeypatch, name):
     """Without what this file tests, it fails."""
     monkeypatch.setattr(digits, "lost_at", lambda need, new, *parts: jnp.zeros(jnp.shape(new), bool))
-    monkeypatch.setattr(Step, "known", lambda step: False)
+    monkeypatch.setattr(Step, "values_known", lambda step: False)
     monkeypatch.setattr(digits.Digits, "flag", lambda *args: None)
     with pytest.raises(AssertionError, match=name):
         check(name, "float32")
@@ -96,14 +96,14 @@ def test_the_check_finds_lost_digits(monkeypatch, name):
 
 def test_only_what_is_lost_runs_again(monkeypatch):
     """The way out is for the elements and candidates that need it, and for no call without them."""
-    auto, asked = importlib.import_module("legrad.singlesite.follow"), []
+    module, asked = importlib.import_module("legrad.singlesite.latent_changes"), []
 
     def watched(*args):
         jax.debug.callback(lambda flags: asked.append(np.asarray(flags)), args[-1])
         return recompute(*args)
 
-    recompute = auto.recompute
-    monkeypatch.setattr(auto, "recompute", watched)
+    recompute = module.recompute
+    monkeypatch.setattr(module, "recompute", watched)
     W = jnp.array([[1.0, 0.0, 2.0], [0.0, 1.0, 2.0]])
 
     def run(z, leak):

@@ -8,8 +8,10 @@ import pytest
 from jax.nn import logsumexp
 
 import legrad
-from legrad.singlesite.follow import Changes
+from legrad.singlesite.latent_changes import LatentChanges
 from legrad.singlesite.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("strict_ranks")
 
 RNG = np.random.default_rng(0)
 N, D = 12, 5
@@ -34,14 +36,19 @@ def summed(z, p):
 
 
 PROGRAMS = {
-    "mask -1e9": lambda z, p: logsumexp(mask(z, 1e9, p["ll"]) + p["ll"] + summed(z, p)[:, None], axis=1),
-    "mask -inf": lambda z, p: logsumexp(mask(z, np.inf, p["ll"]) + p["ll"] + summed(z, p)[:, None], axis=1),
+    "mask -1e9": lambda z, p: logsumexp(mask(z, 1e9, p["ll"])[None] + p["ll"] + summed(z, p)[:, None], axis=1),
+    "mask -inf": lambda z, p: logsumexp(mask(z, np.inf, p["ll"])[None] + p["ll"] + summed(z, p)[:, None], axis=1),
     "rate": lambda z, p: dist.Poisson(summed(z, p) + 1e-6).log_prob(COUNTS),
     "rate by hand": lambda z, p: COUNTS * jnp.log(summed(z, p) + 1e-9) - summed(z, p),
     "noisy or": lambda z, p: jnp.where(BITS == 1, jnp.log(-jnp.expm1(-summed(z, p) - 1e-7)), -summed(z, p)),
     "scale": lambda z, p: dist.Normal(0.0, jnp.sqrt(summed(z, p) + 1e-9)).log_prob(jnp.zeros(N, p["w"].dtype)),
     "shares": lambda z, p: p["ll"][:, 0] * summed(z, p) / jnp.sum(summed(z, p) + 1e-9),
     "unused log": lambda z, p: jnp.where(summed(z, p) > 0.1, jnp.log(summed(z, p) + 1e-9), -3.0),
+    "running sums": lambda z, p: jnp.log(jnp.cumsum(z.astype(p["w"].dtype)[:, None] * p["w"], axis=0) + 1e-9),
+    "widened": lambda z, p: jnp.log((summed(z, p) + 1e-9).astype(float)),
+    "loop": lambda z, p: jax.lax.scan(
+        lambda a, row: (jnp.logaddexp(a, row), None), p["ll"][:, 0], mask(z, 1e9, p["ll"])[:, None] + p["ll"].T
+    )[0],
     "root": lambda z, p: jnp.sqrt(summed(z, p) * jnp.where(z[2] == 1, 1.0, 1e-9).astype(p["w"].dtype) + 1e-12),
 }
 
@@ -139,7 +146,7 @@ def test_batches():
 @pytest.mark.parametrize("name", ["mask -inf", "shares"])
 def test_the_check_finds_the_discarded_derivatives(monkeypatch, name):
     """Without the safe path, the test above fails."""
-    monkeypatch.setattr(Changes, "follow_differentiably", Changes.follow)
+    monkeypatch.setattr(LatentChanges, "follow_differentiably", LatentChanges.follow)
     assert not agree(name, gradient, z=TWO)
 
 

@@ -10,6 +10,8 @@ import pytest
 import legrad
 from legrad.singlesite.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("strict_ranks")
+
 X = {
     "a": jnp.array([1.0, -2.0, 0.5]),
     "b": jnp.array([[1, 0], [2, 1]]),

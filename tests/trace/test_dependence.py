@@ -9,6 +9,8 @@ from legrad.trace.concrete import compiled_for
 from legrad.trace.dependence import EMPTY, RULES, members, own_boxes, own_sets, reach
 from legrad.trace.program import Program
 
+pytestmark = pytest.mark.usefixtures("strict_ranks")
+
 A = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5)))
 
 PROGRAMS = {

@@ -149,7 +149,7 @@ def compare(
         kwargs: keyword arguments of model and guide.
 
     Example:
-        >>> both = {"LeGrad": legrad.LocalExpectation(), "ReGrad": legrad.Reparameterized()}
+        >>> both = {"LeGrad": legrad.LocalExpectation(), "LdGrad": legrad.ScoreFunction()}
         >>> table = legrad.compare(model, guide, result.params, both, key=key, args=(X, y))
         >>> print(table)
         >>> table.plot("estimators.png")

@@ -55,6 +55,7 @@ def to_arviz(
         An `arviz.InferenceData`, or an `xarray.DataTree` since ArviZ 1.
 
     Example:
+        >>> import arviz
         >>> tree = to_arviz(result.problem, jax.random.key(1))
         >>> arviz.summary(tree), arviz.loo(tree)
     """

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from legrad.fitting import file_format as container
+from legrad.fitting import file_format
 from legrad.fitting.compiled_loop import State
 from legrad.fitting.data import Minibatches
 from legrad.fitting.stopping import _TREES, PhaseRecord
@@ -74,10 +74,10 @@ class Checkpoint:
         """Write a checkpoint, replacing the previous one."""
         done = progress.at
         state = progress.state._replace(elbo=progress.state.elbo[..., :done], noise=progress.state.noise[..., :done])
-        arrays = container.flat("state", state)
+        arrays = file_format.flat("state", state)
         for i, record in enumerate(progress.records):
             for name in _TREES:
-                arrays |= container.flat(f"{name} {i}", getattr(record, name))
+                arrays |= file_format.flat(f"{name} {i}", getattr(record, name))
         numbers = {
             "identity": self.identity,
             "at": done,
@@ -86,7 +86,7 @@ class Checkpoint:
             "watches": [record.to_json() for record in progress.records],
             "clock": progress.clock,
         }
-        container.write(self.path, _KIND, numbers, arrays)
+        file_format.write(self.path, _KIND, numbers, arrays)
 
     def load(self, begin: Progress, steps: int) -> Progress | None:
         """Return the progress in the checkpoint, or None if there is no checkpoint.
@@ -99,8 +99,8 @@ class Checkpoint:
             return None
         remedy = "delete the file to start anew, or give checkpoint= another folder"
         try:
-            numbers, arrays = container.read(self.path, _KIND)
-        except container.FileError as error:
+            numbers, arrays = file_format.read(self.path, _KIND)
+        except file_format.FileError as error:
             raise CheckpointError(f"{error}. The file is left unchanged: {remedy}") from None
         self._check_identity(numbers["identity"], remedy)
         at, old_steps = numbers["at"], numbers["limits"]
@@ -109,7 +109,7 @@ class Checkpoint:
                 f"the checkpoint in '{self.path.parent}' is {at} steps into the fit, but steps={steps}: give "
                 f"at least steps={at}, or {remedy}"
             )
-        leaves = container.unflat("state", begin.state, arrays)
+        leaves = file_format.unflat("state", begin.state, arrays)
         room = [(0, 0)] * (begin.state.elbo.ndim - 1) + [(0, steps - at)]
         elbo, noise = (np.pad(x, room, constant_values=np.nan) for x in (leaves.elbo, leaves.noise))
         state = jax.tree.map(jnp.asarray, leaves._replace(elbo=elbo, noise=noise))
@@ -125,7 +125,7 @@ class Checkpoint:
     ) -> PhaseRecord:
         several = len(begin.limits) > 1
         like = jax.tree.map(lambda x: x[0] if several else x, begin.state.unconstrained)
-        trees = {name: container.unflat(f"{name} {i}", like, arrays) for name in numbers["has"]}
+        trees = {name: file_format.unflat(f"{name} {i}", like, arrays) for name in numbers["has"]}
         return PhaseRecord.from_json(numbers, jax.tree.map(jnp.asarray, trees))
 
     def _check_identity(self, theirs: Mapping[str, Any], remedy: str) -> None:
@@ -167,8 +167,8 @@ def identity(
 def estimator_of(folder: Any, candidates: Sequence[Any]) -> Any:
     """Return the candidate that the fit in a checkpoint uses; None if no checkpoint can be read or none matches."""
     try:
-        theirs = container.read(Path(folder) / FILE, _KIND)[0]["identity"]["estimator"]
-    except (OSError, container.FileError, KeyError):
+        theirs = file_format.read(Path(folder) / FILE, _KIND)[0]["identity"]["estimator"]
+    except (OSError, file_format.FileError, KeyError):
         return None  # loading the checkpoint says what is wrong
     return next((estimator for estimator in candidates if _settings(estimator) == theirs), None)
 

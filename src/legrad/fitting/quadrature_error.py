@@ -32,6 +32,7 @@ def quadrature_error(result: FitResult, key: jax.Array | None = None, draws: int
 
     Example:
         >>> legrad.quadrature_error(result)["relative"] < 0.02
+        True
     """
     if not isinstance(result.estimator, LocalExpectation):
         raise TypeError(

@@ -50,13 +50,13 @@ class Lazy:
         pieces: the products whose sum is added to the value at the pivot.
         direct: a function that returns the same change as New, computed from the operands' values; None if there is
             no way but base + pieces.
-        known: whether `direct` loses no digits, because none of the values it uses was formed as base + difference.
+        values_known: whether `direct` loses no digits, because no value that it uses was formed as base + difference.
         need: what the value is used for.
     """
 
     pieces: tuple[Piece, ...]
     direct: Callable[[], New] | None = None
-    known: bool = False
+    values_known: bool = False
     need: Need = ABSOLUTE
 
 

@@ -40,7 +40,7 @@ class Digits:
         self.flags: list[Labelled] = []
         self.marked = False
         self._places = places
-        self._watched: dict[int, Lazy] = {}
+        self._examined: dict[int, Lazy] = {}
 
     def checked(
         self, change: Lazy, base: Any, here: Labelled, products: Sequence[Labelled], total: Labelled
@@ -55,7 +55,7 @@ class Digits:
             total: their sum with `here`.
         """
         if not change.need.points or change.need.hides_nan or not jnp.issubdtype(base.dtype, jnp.floating):
-            self.watch(change, base)
+            self.flag_lost(change, base)
             return total
         # A NaN marks what is lost and shows in the result, which is cheaper than a search here. If the search is
         # over, what is lost matters to no result: the value at the pivot stands in, with a finite derivative.
@@ -66,12 +66,12 @@ class Digits:
 
         return self._places.order.combine(mark, total, here, *(products if len(products) > 1 else ()))
 
-    def watch(self, change: Lazy, base: Any) -> None:
+    def flag_lost(self, change: Lazy, base: Any) -> None:
         """Flag the elements and candidates whose values, as base + pieces, have too few digits for their use."""
         dtype, need = base.dtype, change.need
-        if not self._on or not need.value or id(change) in self._watched or not jnp.issubdtype(dtype, jnp.floating):
+        if not self._on or not need.value or id(change) in self._examined or not jnp.issubdtype(dtype, jnp.floating):
             return
-        self._watched[id(change)] = change
+        self._examined[id(change)] = change
         places, shape = self._places, jnp.shape(base)
         layout = places.union([piece.layout for piece in change.pieces], shape)
         here = places.take(base, layout)
@@ -86,6 +86,38 @@ class Digits:
             self.flags.append(lost())
         else:
             self.flags.append(_unless(_small(change, here, dtype), lost))
+
+    def flag_cast(self, change: Lazy, base: Any, dtype: Any) -> None:
+        """Flag the elements and candidates whose differences are wrong in another type."""
+        if jnp.issubdtype(base.dtype, jnp.integer) and base.dtype != dtype:
+            self._flag_wrapped(change, base)
+        elif jnp.issubdtype(dtype, jnp.floating) and accuracy.rounding(dtype) < accuracy.rounding(base.dtype):
+            self.flag_lost(change, base)  # in the wider type, the digits that the narrow one has lost are not missed
+
+    def _flag_wrapped(self, change: Lazy, base: Any) -> None:
+        """Flag the elements and candidates whose integers wrap around, so that no other type holds their differences.
+
+        Factors that wrapped are still right modulo 2^bits. So base + pieces is the integer itself if that sum, as a
+        real number, is within the range of the type.
+        """
+        dtype = base.dtype
+        if not self._on or id(change) in self._examined or not jnp.issubdtype(dtype, jnp.signedinteger):
+            return
+        self._examined[id(change)] = change
+        places, shape = self._places, jnp.shape(base)
+        real = jnp.float64 if dtype == jnp.int64 else jnp.float32
+        most = 0.99 * float(jnp.iinfo(dtype).max)  # a margin for the rounding of the sum
+        pieces = [piece.cast(real) for piece in change.pieces]
+        layout = places.union([piece.layout for piece in pieces], shape)
+        here = places.take(base.astype(real), layout)
+
+        def lost() -> Labelled:
+            products = [places.product(piece, layout, shape) for piece in pieces]
+            new = reduce(lambda a, b: places.order.combine(jnp.add, a, b), products, here)
+            return self._anywhere(layout, Labelled(~(jnp.abs(new.data) <= most), new.axes), shape)
+
+        bound = reduce(jnp.add, map(_bound, pieces), jnp.max(jnp.abs(here.data), initial=0.0))
+        self.flags.append(_unless(bound <= most, lost))
 
     def flag(self, layout: Layout, lost: Labelled, shape: tuple[int, ...]) -> None:
         """Flag the elements and candidates for which a condition holds somewhere on a layout."""
@@ -122,6 +154,11 @@ def _small(change: Lazy, here: Labelled, dtype: Any) -> jax.Array:
         size = reduce(jnp.multiply, [jnp.max(jnp.abs(f.data), initial=0.0) for f in factors], jnp.ones((), dtype))
         small &= (size < jnp.inf) if one else (size <= accuracy.largest(dtype))
     return small
+
+
+def _bound(piece: Piece) -> jax.Array:
+    """Return a bound on the absolute values of a product of factors."""
+    return reduce(jnp.multiply, [jnp.max(jnp.abs(factor.data), initial=0.0) for factor in piece.factors])
 
 
 def _unless(fine: jax.Array, flagged: Any) -> Labelled:

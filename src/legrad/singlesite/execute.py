@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from legrad.singlesite.follow import Changes, at_pivot, is_pivot
+from legrad.singlesite.latent_changes import LatentChanges, at_pivot, is_pivot
 from legrad.singlesite.plan import evaluation_work, make_plan
 from legrad.singlesite.recompute import recompute
 from legrad.singlesite.report import is_listening, tell
@@ -130,5 +130,5 @@ def _run_leaf(
     if plan.brute:
         found = recompute(program, input_id, values, choices, memory, differences)
         return at_pivot(found, values, is_pivot(choices, values[input_id]), differences)
-    changes = Changes(program, input_id, plan, memory, differences)
+    changes = LatentChanges(program, input_id, plan, memory, differences)
     return changes.follow_differentiably(values, choices) if derivatives else changes.follow(values, choices)

@@ -42,7 +42,7 @@ class Plan:
         sparse: whether lists of entries are used.
         values_first: the order of axes in memory.
         met: the operations that the change reaches.
-        watched: whether digits may be lost.
+        may_lose_digits: whether digits may be lost.
         found_lost: whether the changes that lose digits are known already, and are not followed.
         peak: roughly how many bytes one block holds at once.
         work: roughly how many multiplications and function values the changes take.
@@ -56,7 +56,7 @@ class Plan:
     sparse: bool = True
     values_first: bool = False
     met: list[Visit] = field(default_factory=list)
-    watched: bool = False
+    may_lose_digits: bool = False
     found_lost: bool = False
     peak: int = 0
     work: int = 0
@@ -152,7 +152,7 @@ def _dry_run(program: Program, input_id: int, values: dict[int, Any], plan: Plan
         return propagate(program, input_id, values, site, candidates, met.append)
 
     _, lost = jax.eval_shape(trace, jax.ShapeDtypeStruct(plan.block, program.dtypes[input_id]), starts)
-    plan.watched = lost is not None
+    plan.may_lose_digits = lost is not None
     plan.met, plan.peak = met, _peak(met)
     return plan
 

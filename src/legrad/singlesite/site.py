@@ -104,6 +104,7 @@ class Site(Places):
     def cast(self, change: Change, base: Any, dtype: Any) -> Change:
         """Convert a change to another type. A difference of narrow or unsigned integers would wrap around."""
         if isinstance(change, Lazy) and holds_differences(base.dtype):
+            self.digits.flag_cast(change, base, dtype)
             pieces = [piece.cast(dtype) for piece in change.pieces]
             return self.moved(change, pieces, lambda new: self.cast(new, base, dtype))
         layout = self.union(self.layouts(change), tuple(base.shape))

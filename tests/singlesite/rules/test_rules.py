@@ -12,6 +12,8 @@ import legrad
 from legrad.singlesite import report
 from legrad.singlesite.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("strict_ranks")
+
 rng = np.random.default_rng(0)
 X, Y, *CANDIDATES = jnp.asarray(rng.uniform(0.1, 0.9, (4, 3, 4)))
 # Averages of rows and columns: numbers stay between 0.1 and 0.9.

@@ -82,10 +82,10 @@ def _sum(step: Step, pieces: Sequence[Piece], linear: bool = True) -> list[Chang
     If the operands are base + difference, a linear function of them is formed as base + difference too: what is added
     may make up for the digits that the operands lost. Any other function is evaluated at the operands' values.
     """
-    total, known = step.site.tidy(pieces), step.known()
+    total, known = step.site.tidy(pieces), step.values_known()
     if len(total.pieces) > MOST_PIECES:
         return nonlinear(step)
-    return [replace(total, direct=lambda: _values(step), known=known) if known or not linear else total]
+    return [replace(total, direct=lambda: _values(step), values_known=known) if known or not linear else total]
 
 
 def _values(step: Step) -> New:
@@ -154,10 +154,10 @@ def mul(step: Step) -> list[Change | None]:
 def _polynomial(step: Step, x: Operand, y: Operand) -> list[Change | None]:
     """Multiply two changing operands as a polynomial, if factors save work; otherwise as a nonlinear function."""
     first, second = step.pieces(x), step.pieces(y)
-    if not _saves_work([*first, *second]) or len(first) * len(second) > 4 or (x is not y and step.known()):
+    if not _saves_work([*first, *second]) or len(first) * len(second) > 4 or (x is not y and step.values_known()):
         return nonlinear(step)
     if x is not y:
-        _watch(step)
+        _flag_lost(step)
     both = [multiply_pieces(step.site, p, q, step.shape) for p in first for q in second]
     products = [p for p in both if p is not None]
     if len(products) < len(both):
@@ -170,11 +170,11 @@ def _polynomial(step: Step, x: Operand, y: Operand) -> list[Change | None]:
     return _sum(step, [*linear, *products], linear=False)
 
 
-def _watch(step: Step) -> None:
+def _flag_lost(step: Step) -> None:
     """Flag where an operand has lost digits: the parts of a product, a q + b p + p q, would cancel without a sign."""
     for x in step.changing():
-        if isinstance(x.change, Lazy) and not x.change.known:
-            step.site.digits.watch(x.change, x.base)
+        if isinstance(x.change, Lazy) and not x.change.values_known:
+            step.site.digits.flag_lost(x.change, x.base)
 
 
 def _saves_work(pieces: Sequence[Piece]) -> bool:

@@ -224,10 +224,10 @@ def merge(step: Step, changes: Sequence[Change], regions: Sequence[np.ndarray], 
     lazy = [c for c in changes if isinstance(c, Lazy)]
     if len(lazy) == len(changes) and sum(len(c.pieces) for c in lazy) <= MOST_PIECES:
         pieces = site.tidy([p for c in lazy for p in c.pieces])
-        if not all(c.known for c in lazy):
+        if not all(c.values_known for c in lazy):
             return pieces
         return replace(
-            pieces, direct=lambda: _merged(step, [site.directly(c) for c in lazy], regions, base), known=True
+            pieces, direct=lambda: _merged(step, [site.directly(c) for c in lazy], regions, base), values_known=True
         )
     return _merged(step, changes, regions, base)
 

@@ -84,9 +84,10 @@ class Step:
             if x.change is not None
         )
 
-    def known(self) -> bool:
+    def values_known(self) -> bool:
         """Return whether the values of all operands are known, with all their digits."""
-        return all(isinstance(x.change, New) or (x.change is not None and x.change.known) for x in self.changing())
+        changes = [x.change for x in self.changing()]
+        return all(isinstance(change, New) or (change is not None and change.values_known) for change in changes)
 
     def values(self, x: Operand, axes: Sequence[int]) -> New | None:
         """Return an operand's change as values if a sum along some axes should be taken of values, and None if not.
@@ -94,7 +95,7 @@ class Step:
         The sum should be taken of values if the result is used as a value, because a difference could lose digits,
         provided that the values are known and all positions along those axes are touched.
         """
-        if not self.need.value or not self.known() or not jnp.issubdtype(x.base.dtype, jnp.floating):
+        if not self.need.value or not self.values_known() or not jnp.issubdtype(x.base.dtype, jnp.floating):
             return None
         new = self.site.directly(x.change) if isinstance(x.change, Lazy) else x.change
         assert new is not None

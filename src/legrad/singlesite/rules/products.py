@@ -69,8 +69,8 @@ def dot_general(step: Step) -> list[Change | None]:
             pieces += [_with_constant(step, dot, p, step.operands[1 - side]) for p in step.pieces(x)]
     if all(x.change is not None for x in step.operands):
         for x in step.operands:
-            if isinstance(x.change, Lazy) and not x.change.known:
-                step.site.digits.watch(x.change, x.base)
+            if isinstance(x.change, Lazy) and not x.change.values_known:
+                step.site.digits.flag_lost(x.change, x.base)
         both = _of_both_changes(step)
         if both is None:
             return fallback(step)

@@ -40,11 +40,11 @@ def bernoulli(step: Step) -> list[Change | None]:
     change = logits.change
     if value.change is not None or not isinstance(change, Lazy) or len(change.pieces) != 1 or step.need.value:
         return nonlinear(step)
-    if change.direct is not None and not change.known:
+    if change.direct is not None and not change.values_known:
         return nonlinear(step)
     (piece,) = change.pieces
-    if not change.known:
-        step.site.digits.watch(change, logits.base)
+    if not change.values_known:
+        step.site.digits.flag_lost(change, logits.base)
     if piece.layout.entries is not None:
         return [_at_entries(step, piece)]
     over = [V(a) for a in piece.layout.free() if a in step.summed and piece.has(V(a))]

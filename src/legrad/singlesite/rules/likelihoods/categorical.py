@@ -41,7 +41,7 @@ def _alone(step: Step, layout: Layout) -> Change:
     sign = jnp.where(hit, -1, 1).astype(logits.base.dtype)
     others = _of_others(logits.base)
     t = logits.base - others
-    known = step.known()
+    known = step.values_known()
     read = [_side_by_side(site.take(x, layout)) for x in (others if known else t, sign, softplus(sign * t))]
     if known:
         factors = [_side_by_side(site.as_new(logits.change, logits.base, layout))]
@@ -60,7 +60,7 @@ def _factors(step: Step, layout: Layout) -> list[Labelled]:
     """Return the change of the logits as factors."""
     site, logits = step.site, step.operands[0]
     assert isinstance(logits.change, Lazy)
-    site.digits.watch(logits.change, logits.base)
+    site.digits.flag_lost(logits.change, logits.base)
     pieces = logits.change.pieces
     if len(pieces) == 1 and pieces[0].layout.same_as(layout):
         return [_side_by_side(factor) for factor in pieces[0].factors]

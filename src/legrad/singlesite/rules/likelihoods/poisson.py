@@ -18,7 +18,7 @@ def poisson_log(step: Step) -> list[Change | None]:
     """Compute log p(value | log-rate), elementwise."""
     log_rate, value = step.operands
     site, change = step.site, log_rate.change
-    if value.change is not None or not isinstance(change, Lazy) or change.known:
+    if value.change is not None or not isinstance(change, Lazy) or change.values_known:
         return nonlinear(step)
     linear = [Piece(p.layout, (*p.factors, site.take(value.base, p.layout))) for p in change.pieces]
     layout = site.union(site.layouts(change), step.shape)

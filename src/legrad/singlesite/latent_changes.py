@@ -28,7 +28,7 @@ Values = dict[int, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Changes:
+class LatentChanges:
     """The changes of one latent, followed by a plan.
 
     Attributes:
@@ -56,7 +56,7 @@ class Changes:
 
     def follow_differentiably(self, values: Values, choices: jax.Array) -> Found:
         """Return the same, with derivatives that are finite wherever those of brute force are."""
-        if not self.plan.watched and self.differences:
+        if not self.plan.may_lose_digits and self.differences:
             return self.follow(values, choices)
         run: Any = jax.custom_jvp(self._run)
 
@@ -111,7 +111,8 @@ class Changes:
         if plan.brute:
             found = recompute(self.program, self.input_id, values, choices, self.memory, self.differences)
             return at_pivot(found, values, same, self.differences)
-        found, _ = run_plan(self.program, self.input_id, values, safe, replace(plan, watched=False, found_lost=True))
+        plan = replace(plan, may_lose_digits=False, found_lost=True)
+        found, _ = run_plan(self.program, self.input_id, values, safe, plan)
         if not self.differences:
             found = {o: jnp.sum(values[o]) + d for o, d in found.items()}
         nothing = {o: jnp.zeros_like(d) for o, d in found.items()}
@@ -149,13 +150,13 @@ def run_plan(
         return jax.tree.map(lambda t, d: jax.lax.dynamic_update_slice(t, d, first), totals, found)
 
     totals = {o: jnp.zeros(full, jnp.sum(values[o]).dtype) for o in program.touched(input_id)}
-    lost = jnp.zeros(full, bool) if plan.watched else None
+    lost = jnp.zeros(full, bool) if plan.may_lose_digits else None
     return jax.lax.fori_loop(0, math.prod(map(len, firsts)), block, (totals, lost))
 
 
 def is_pivot(choices: jax.Array, pivot: jax.Array) -> jax.Array:
     """Return which candidates are the element's own value at the pivot."""
-    return jnp.broadcast_to(choices == pivot, (len(choices), *pivot.shape))
+    return jnp.broadcast_to(choices == pivot[None], (len(choices), *pivot.shape))
 
 
 def at_pivot(found: Found, values: Values, same: jax.Array, differences: bool) -> Found:
