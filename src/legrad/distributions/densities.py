@@ -208,6 +208,6 @@ def log_prob(fn: Distribution, value: Array) -> Array:
     if form is None:
         try:
             return fn.log_prob(value)
-        except jax.errors.TracerArrayConversionError:  # NumPyro compares NumPy data with NumPy: bounds are traced here
+        except jax.errors.TracerArrayConversionError:  # NumPyro compares NumPy data as NumPy, with traced bounds
             return fn.log_prob(jnp.asarray(value))
     return jnp.broadcast_to(form(fn, value), jnp.broadcast_shapes(jnp.shape(value), shape))

@@ -20,7 +20,7 @@ from legrad.diagnostics.diagnosis import Diagnosis, diagnose
 from legrad.diagnostics.psis import ElboEstimate, elbo_estimate, khat
 from legrad.diagnostics.to_arviz import to_arviz
 from legrad.estimators import LocalExpectation
-from legrad.fitting import file_format as container
+from legrad.fitting import file_format
 from legrad.fitting.plot import plot_fit
 from legrad.fitting.quadrature_error import quadrature_concern
 from legrad.fitting.stopping import Phase
@@ -234,13 +234,13 @@ class FitResult:
         numbers = self._described(arrays)
         numbers["restarts"] = [restart._described(arrays) for restart in self.restarts]
         numbers["elsewhere"] = list(self.other_modes)
-        container.write(Path(path), _KIND, numbers, arrays)
+        file_format.write(Path(path), _KIND, numbers, arrays)
 
     def _described(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         trees = {name: getattr(self, name) for name in _ARRAYS}
         plain = {name: getattr(self, name) for name in _PLAIN}
         phases = [vars(phase) for phase in self.phases]
-        trees = {name: container.described(tree, arrays) for name, tree in trees.items() if tree is not None}
+        trees = {name: file_format.described(tree, arrays) for name, tree in trees.items() if tree is not None}
         return plain | {"trees": trees, "phases": phases, "estimator": self.estimator_name}
 
 
@@ -273,11 +273,11 @@ def load(
         >>> result.save("fit.legrad")
         >>> legrad.load("fit.legrad", model, guide, args=(X, y)).sample(key, 1000)
     """
-    numbers, arrays = container.read(Path(path), _KIND)
+    numbers, arrays = file_format.read(Path(path), _KIND)
     model, guide = model or _missing("model", path), guide or _missing("guide", path)
 
     def rebuilt(numbers: Mapping[str, Any], **more: Any) -> FitResult:
-        trees = {name: container.undescribed(text, arrays) for name, text in numbers["trees"].items()}
+        trees = {name: file_format.undescribed(text, arrays) for name, text in numbers["trees"].items()}
         return FitResult(
             **({"error": None, "moments": None} | trees),
             converged=numbers["converged"],

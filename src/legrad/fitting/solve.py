@@ -29,6 +29,7 @@ MUCH_WORSE = 10.0  # nats: a mode with exp(-10) of the mass does not matter
 _DRAWS, _MOST_DRAWS = 128, 8192
 _CONFIRMED = 0.05  # standard deviations that fresh draws may move the optimum
 _CLIMB = 200  # the largest number of gradients of the objective in one climb
+_WORK = 200_000  # gradients of the model in all climbs of one start, after which no climb with more draws begins
 _CLOSE = 0.5  # a k-hat below which a fit is not compared with a non-centred one
 _STARTS = 100  # places to look for a finite start
 _SAME = 0.1  # standard deviations: modes this close are one mode
@@ -210,11 +211,13 @@ class Solver:
         q = Gaussian(start.mode.x, start.mode.tril) if start.mode.found else _around(density, start.x)
         number = max(_DRAWS, 1 << math.ceil(math.log2(2 * density.size)))
         draws = moment_matched(number, density.size, self.seed)
+        work = 0
         while True:
-            q, ended = climber.climb(q, draws, _CLIMB)
-            number = len(draws)
+            before, number = climber.gradients, len(draws)
+            q, ended = climber.climb(q, draws, max(10, min(_CLIMB, (_WORK - work) // number)))
+            work += number * (climber.gradients - before)
             error = climber.error(q, moment_matched(number, density.size, self.seed + number))
-            late = time.perf_counter() > self.deadline
+            late = time.perf_counter() > self.deadline or 2 * work > _WORK
             if (ended and error <= _CONFIRMED) or 2 * number > _MOST_DRAWS or late:
                 break
             draws = moment_matched(2 * number, density.size, self.seed + 1 + number)
