@@ -13,7 +13,7 @@ import numpy as np
 from numpyro import handlers
 
 from legrad import _compat
-from legrad.diagnostics.replay import Trace, Whole, full_shape, latent_sites, observed_sites, replay
+from legrad.diagnostics.replay import Trace, Whole, axis_names, full_shape, latent_sites, observed_sites, replay
 from legrad.estimators.base import require_positive
 from legrad.guides.protocol import WholePlates
 from legrad.model.log_density import LogDensity
@@ -75,7 +75,7 @@ def to_arviz(
     sites = {name for group in groups.values() for name in group}
     if unknown := sorted(set(dims or {}) - sites):
         raise ValueError(f"dims names '{unknown[0]}', which is not a site: the sites are {', '.join(sorted(sites))}")
-    names = {name: axes for name in sites if (axes := _axes(trace[name]))}
+    names = {name: axes for name in sites if (axes := axis_names(trace[name]))}
     names |= {name: list(axes) for name, axes in (dims or {}).items()}
     return _compat.arviz_tree(groups, dict(coords or {}), names)
 
@@ -150,26 +150,3 @@ def _left_out(plates: Collection[str], error: Exception) -> str:
         "sites, posterior_predictive, log_likelihood and observed_data are left out. Pass the whole data, and index "
         "it in the model with the plate's indices"
     )
-
-
-def _axes(site: Any) -> list[str] | None:
-    """Return names of a site's axes: those of its plates, and those that `infer={"event_dims": ...}` gives to events.
-
-    ArviZ infers the same names, but takes plates to be the leading axes, which fails for plates with a gap between
-    them, and inside `scan`. Here plates are placed by position.
-    """
-    plates = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
-    if site["type"] == "sample":
-        shape, event_dim = full_shape(site), site["fn"].event_dim
-    else:
-        shape = jnp.shape(site["value"])
-        event_dim = len(shape) + (plates[0].dim if plates else 0)  # assume that plates lead: nothing else is known
-    events = list(site.get("infer", {}).get("event_dims", ()))
-    axes = [f"{site['name']}_dim_{i}" for i in range(len(shape))]
-    for frame in plates:
-        axis = len(shape) - event_dim + frame.dim
-        if event_dim < 0 or axis < 0 or shape[axis] != frame.size:
-            return None
-        axes[axis] = frame.name
-    axes[len(shape) - event_dim :] = events + axes[len(shape) - event_dim + len(events) :]
-    return axes if plates or events else None

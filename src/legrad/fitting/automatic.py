@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from legrad.estimators import Reparameterized
 from legrad.fitting.result import FitResult
 from legrad.fitting.solve import Attempt, Solver
 from legrad.guides.structured import Structured
-from legrad.model.messages import FitWarning
+from legrad.model.messages import warn
 from legrad.model.problem import Problem
 from legrad.model.threads import one_at_a_time
 
@@ -75,7 +74,7 @@ def solve(
         words = f"the best of {restarts} starts" + (f"; {result._other_modes_flag()}" if elsewhere else "")
         result = replace(result, status=f"{result.status} ({words})")
     if not result.converged or result.other_modes or attempts[best].khat > LIMIT:
-        warnings.warn(result.status, FitWarning, stacklevel=3)
+        warn(result.status)
     return result
 
 

@@ -22,6 +22,7 @@ from legrad.marginal.evaluate import Support, tables
 from legrad.marginal.factors import Factors, collect
 from legrad.marginal.table import CannotSum
 from legrad.marginal.windows import WINDOW, is_unbounded, located
+from legrad.model.keys import Key, as_key
 from legrad.model.sites import sample_sites, site_log_prob
 from legrad.model.threads import one_at_a_time
 
@@ -79,7 +80,7 @@ class Marginal:
         return self.plan(*args, **kwargs).summed
 
     def recover(
-        self, key: jax.Array, draws: Mapping[str, Any], *args: Any, most_likely: bool = False, **kwargs: Any
+        self, key: Key, draws: Mapping[str, Any], *args: Any, most_likely: bool = False, **kwargs: Any
     ) -> Recovered:
         """Draw the summed sites given draws of all other latents; return also their exact probabilities.
 
@@ -90,6 +91,7 @@ class Marginal:
             most_likely: return the jointly most likely values instead of a draw.
             kwargs: keyword arguments of the model.
         """
+        key = as_key(key)
         if not args and not kwargs and self._last is not None:
             args, kwargs = self._last
         plan = self.plan(*args, **kwargs)
