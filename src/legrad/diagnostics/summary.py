@@ -190,8 +190,9 @@ def summarize(
     """
     if not all(0 <= level <= 1 for level in levels):
         raise ValueError(f"quantiles={tuple(levels)}: give levels between 0 and 1, such as (0.05, 0.5, 0.95)")
-    arrays = {name: np.asarray(value) for name, value in draws.items()}
     sites = _sites(problem)
+    order = [*(name for name in sites if name in draws), *(name for name in draws if name not in sites)]
+    arrays = {name: np.asarray(draws[name]) for name in order}
     axes = {
         name: (axis_names(sites[name]) if name in sites else None)
         or [f"{name}_dim_{i}" for i in range(value.ndim - 1)]

@@ -32,7 +32,8 @@ def to_arviz(
 ) -> Any:
     """Convert draws of a guide, and the model at these draws, for ArviZ: summaries, LOO, predictive checks, plots.
 
-    The groups are those that ArviZ makes from NumPyro's MCMC, with one chain:
+    The groups are those that ArviZ makes from NumPyro's MCMC. The draws are independent; they are dealt to four
+    chains (two, or one, if their number has no such divisor), so that ArviZ can compute what it compares chains for:
 
     - posterior: the latents, and the model's deterministic sites;
     - posterior_predictive: every observed site drawn anew. Inside NumPyro's `scan`, each step is drawn given the
@@ -109,9 +110,16 @@ def _all_groups(problem: Problem, keys: jax.Array, whole: Whole) -> tuple[Groups
             raise ValueError(f"site '{name}' has shape {wanted} and data of shape {got}")
     data = {name: _datum(site) for name, site in observed.items()}
     drawn = jax.device_get(jax.lax.map(draw, keys))
-    groups = {group: {name: value[None] for name, value in sites.items()} for group, sites in drawn.items()}
+    groups = {group: {name: _chains(value) for name, value in sites.items()} for group, sites in drawn.items()}
     groups["observed_data"] = data
     return {group: sites for group, sites in groups.items() if sites}, trace
+
+
+def _chains(draws: np.ndarray) -> np.ndarray:
+    """Deal draws to chains, each with at least the four draws that ArviZ asks for."""
+    n = len(draws)
+    number = next((c for c in (4, 2) if n % c == 0 and n // c >= 4), 1)
+    return draws.reshape(number, n // number, *draws.shape[1:])
 
 
 def _datum(site: Any) -> np.ndarray:
@@ -136,7 +144,7 @@ def _posterior(problem: Problem, keys: jax.Array) -> tuple[Groups, Trace]:
         return {name: drawn[name]["value"] for name in kept}
 
     drawn = jax.device_get(jax.lax.map(draw, keys))
-    return {"posterior": {name: value[None] for name, value in drawn.items()}}, trace
+    return {"posterior": {name: _chains(value) for name, value in drawn.items()}}, trace
 
 
 def _subsampled(site: Any, trace: Trace) -> bool:

@@ -25,6 +25,7 @@ from legrad.diagnostics.to_arviz import to_arviz
 from legrad.estimators import LocalExpectation
 from legrad.fitting import file_format as container
 from legrad.fitting.plot import plot_fit
+from legrad.fitting.plot_posterior import LEVELS
 from legrad.fitting.quadrature_error import quadrature_concern
 from legrad.fitting.show import as_html, as_text
 from legrad.fitting.stopping import Phase
@@ -294,8 +295,13 @@ class FitResult:
         return to_arviz(whole.problem, as_key(key), num_samples, **names)
 
     def plot(self, path: Any = None) -> Any:
-        """Plot the fit on one page, and write it to `path` if one is given. Needs matplotlib."""
-        return plot_fit(self, path)
+        """Plot the fit on one page: the optimization, and the posterior next to it. Needs matplotlib.
+
+        Args:
+            path: the file to write the picture to; if None, the figure is only returned.
+        """
+        summary = None if _is_missing(self.guide) else self.summary(0, quantiles=LEVELS)
+        return plot_fit(self, summary, path)
 
     def save(self, path: Any) -> None:
         """Save the result as a file of arrays and JSON, for `legrad.load`. Model, guide and data are not saved."""

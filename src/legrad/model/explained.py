@@ -84,8 +84,9 @@ def _translated(
     text = str(error)
     if found := _DISCRETE.search(text):
         return (
-            f"{type(guide).__name__} cannot hold the discrete latent '{found[1] or found[2]}': use legrad.MeanField(model), "
-            "which has a factor for every latent, discrete ones included, or leave the guide out"
+            f"{type(guide).__name__} cannot hold the discrete latent '{found[1] or found[2]}': use "
+            "legrad.MeanField(model), which has a factor for every latent, discrete ones included, or leave the "
+            "guide out"
         )
     found = _PARAMETER.search(text)
     if not found and not _NOT_FINITE.search(text):
