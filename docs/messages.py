@@ -33,30 +33,32 @@ AREAS = {
 COMMON = """\
 # Messages
 
-Every message names the thing that is wrong, the cause and the next step. This page lists all of them, so that a search
-for a part of a message ends here; "…" stands for what is filled in. `python docs/messages.py` writes it from the source.
+Every message names the thing that is wrong, the cause and the next step. This page lists all of them, so that a
+search for a part of a message ends here; "…" stands for what is filled in. `python docs/messages.py` writes it from
+the source.
 
 ## The ones that most people meet
 
-**"… decides in Python by the value of a latent"**: the model has an `if`, `while`, `min` or `and` on a latent. A model
-is compiled once for all values of its latents, so Python cannot choose. Write `jnp.where(z > 0, a, b)`; for long
-computations `jax.lax.cond(z > 0, f, g, x)`.
+**"… decides in Python by the value of a latent"**: the model has an `if`, `while`, `min` or `and` on a latent. A
+model is compiled once for all values of its latents, so Python cannot choose. Write `jnp.where(z > 0, a, b)`; for
+long computations `jax.lax.cond(z > 0, f, g, x)`.
 
 **"… passes a latent, or what is computed from it, to NumPy"**: `np.exp(z)` needs the numbers of z. Write
 `jnp.exp(z)`, with `import jax.numpy as jnp`.
 
 **"argument '…' is nan in row …"**: the data have missing values where the model needs numbers. Drop or impute these
-rows; or replace the values by any number and mask their terms: `with numpyro.handlers.mask(mask=~np.isnan(y)): ...`.
+rows; or replace the values by any number and mask their terms: `with numpyro.handlers.mask(mask=~np.isnan(y)):
+...`.
 
-**"the data of site '…' is … in row …, which is outside the support of …"**: a Poisson cannot see −3, nor an Exponential
-a negative time. Correct the data, or choose a distribution that allows them. A log-density is often finite outside its
-support, so that a fit would end with a wrong answer and no sign of it.
+**"the data of site '…' is … in row …, which is outside the support of …"**: a Poisson cannot see −3, nor an
+Exponential a negative time. Correct the data, or choose a distribution that allows them. A log-density is often
+finite outside its support, so that a fit would end with a wrong answer and no sign of it.
 
-**"… cannot hold the discrete latent '…'"**: NumPyro's automatic guides are continuous. `legrad.MeanField(model)` has a
-factor for every latent; `legrad.fit(model, args=...)` without a guide chooses one.
+**"… cannot hold the discrete latent '…'"**: NumPyro's automatic guides are continuous. `legrad.MeanField(model)`
+has a factor for every latent; `legrad.fit(model, args=...)` without a guide chooses one.
 
-**"the logits of … are not finite"**: a hand-written guide gives a value the logit −inf, whose gradient is not a number.
-Use −1e9 for a value that is to be impossible.
+**"the logits of … are not finite"**: a hand-written guide gives a value the logit −inf, whose gradient is not a
+number. Use −1e9 for a value that is to be impossible.
 
 **"'…' is not a parameter of the model or guide"**: a name in `init_params`, or in the parameters of `compare`, is
 misspelt; the message lists the names that there are.
@@ -72,14 +74,15 @@ misspelt; the message lists the names that there are.
 **"latent site '…' of the model is missing from the guide"**: a hand-written guide must sample every latent of the
 model, by the same name.
 
-**"the model does not run with …=None"**: `result.predict(key, X_new)` passes None for arguments that are left out. Take
-sizes from X (`numpyro.plate("rows", X.shape[0])`), or pass any array of the right shape: its values are not read.
+**"the model does not run with …=None"**: `result.predict(key, X_new)` passes None for arguments that are left out.
+Take sizes from X (`numpyro.plate("rows", X.shape[0])`), or pass any array of the right shape: its values are not
+read.
 
-**"not converged after …"**: the status of a fit that ended at its limit of steps. It says what was still moving: more
-steps, an estimator with less noise, or another step size. See [fitting.md](fitting.md).
+**"not converged after …"**: the status of a fit that ended at its limit of steps. It says what was still moving:
+more steps, an estimator with less noise, or another step size. See [fitting.md](fitting.md).
 
-**"k-hat is …, above 0.7"**: the guide is too far from the posterior for its draws to be reweighted. Use a richer guide,
-more steps or restarts; [trust.md](trust.md) shows what k-hat sees and what it does not.
+**"k-hat is …, above 0.7"**: the guide is too far from the posterior for its draws to be reweighted. Use a richer
+guide, more steps or restarts; [trust.md](trust.md) shows what k-hat sees and what it does not.
 """
 
 
