@@ -1,6 +1,7 @@
 """What commands share: failures with their exit codes, lines for people, and results for programs.
 
-Exit codes: 0 done; 1 wrong input; 2 wrong usage (argparse); 3 done, but the fit should not be trusted; 130 interrupted.
+Exit codes: 0 done; 1 wrong input; 2 wrong usage (argparse); 3 done, but the fit should not be trusted;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def _plain(x: Any) -> Any:
 
 def common(parser: argparse.ArgumentParser, out: str) -> None:
     """Add the options that all commands share."""
-    parser.add_argument("--out", type=Path, default=Path(out), metavar="DIR", help="the results' folder (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path(out), metavar="DIR", help="the results' folder (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the random seed (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of text")
     parser.add_argument("--quiet", action="store_true", help="show no progress bar")

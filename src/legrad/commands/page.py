@@ -60,7 +60,7 @@ def page(title: str, lead: str, good: bool | None, facts: list[str], sections: d
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; "
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         "style-src 'unsafe-inline'\">"
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>'
         f"<h1>{escape(title)}</h1><p class='lead'>{mark}{escape(lead)}</p>"

@@ -88,14 +88,18 @@ def bind(model: Callable[..., Any], table: Table, matrices: Sequence[str] = ()) 
     """
     parameters = [p for p in inspect.signature(model).parameters.values() if p.kind not in (p.VAR_KEYWORD,)]
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        raise CommandError("the model takes *args, which have no names: give its arguments names, as the columns have")
+        raise CommandError(
+            "the model takes *args, which have no names: give its arguments names, as the columns have"
+        )
     chosen = dict(_matrix(text) for text in matrices)
     known = {p.name for p in parameters}
     for name in chosen:
         if name not in known:
             raise CommandError(f"--arg {name}=...: the model has no argument '{name}': it has {', '.join(known)}")
     plain = [p.name for p in parameters if p.name not in chosen and p.name in table.columns]
-    open_ = [p.name for p in parameters if p.name not in chosen and p.name not in table.columns and p.default is p.empty]
+    open_ = [
+        p.name for p in parameters if p.name not in chosen and p.name not in table.columns and p.default is p.empty
+    ]
     listed = {column for columns in chosen.values() for column in columns if column != "*"}
     rest = [c for c, x in table.columns.items() if c not in plain and c not in listed and x.ndim == 1]
     if len(open_) == 1 and rest and not any("*" in columns for columns in chosen.values()):

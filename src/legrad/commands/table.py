@@ -1,7 +1,7 @@
 """Tables from files: CSV by the standard library, parquet by pandas, npz by NumPy.
 
-Every problem names the file, and the row or column where it is. Rows are counted as in the file: row 1 of a CSV is the
-first line after the header.
+Every problem names the file, and the row or column where it is. Rows are counted as in the file: row 1 of a CSV is
+the first line after the header.
 """
 
 from __future__ import annotations
