@@ -125,7 +125,7 @@ def run(given: argparse.Namespace) -> int:
     if not given.json:
         say(f"data: {bound.words}")
     settings: dict[str, Any] = {"restarts": given.restarts}
-    if guide is not None or given.steps is not None or not explained(lambda: _solvable(model, bound), given.model):
+    if guide is not None or given.steps is not None or not _solvable(model, bound):
         settings |= {"steps": given.steps, "stop": "auto", "checkpoint": out / "checkpoint"}
         settings["progress"] = progress(given, "fit")
     with warnings.catch_warnings():
@@ -152,8 +152,11 @@ def run(given: argparse.Namespace) -> int:
 
 def _solvable(model: Callable[..., Any], bound: Bound) -> bool:
     """Whether a fit without a guide takes no steps, so that there is nothing to resume."""
-    ready = prepared(model, (), bound.kwargs)
-    return solvable(legrad.Structured(ready), (), bound.kwargs)
+    try:
+        ready = prepared(model, (), bound.kwargs)
+        return solvable(legrad.Structured(ready), (), bound.kwargs)
+    except Exception:  # whatever a user's model raises: the fit will raise it again, and explain it
+        return False
 
 
 def write(

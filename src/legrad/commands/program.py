@@ -81,7 +81,7 @@ def bind(model: Callable[..., Any], table: Table, matrices: Sequence[str] = ()) 
     """Give a model the columns of a table as arguments.
 
     Each argument takes the column of its name. `matrices` are "X=age,income" or "X=*", the columns that are not used
-    otherwise. One required argument without a column takes all columns that are not used, as a matrix.
+    otherwise. If one required argument has no column and a name in capitals, such as X, it takes these columns, too.
 
     Raises:
         CommandError: if an argument has no column, or a column does not hold numbers.
@@ -102,7 +102,7 @@ def bind(model: Callable[..., Any], table: Table, matrices: Sequence[str] = ()) 
     ]
     listed = {column for columns in chosen.values() for column in columns if column != "*"}
     rest = [c for c, x in table.columns.items() if c not in plain and c not in listed and x.ndim == 1]
-    if len(open_) == 1 and rest and not any("*" in columns for columns in chosen.values()):
+    if len(open_) == 1 and open_[0].isupper() and rest and not any("*" in columns for columns in chosen.values()):
         chosen[open_[0]] = ["*"]
     elif open_:
         raise CommandError(

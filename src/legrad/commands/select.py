@@ -171,10 +171,10 @@ def run(given: argparse.Namespace) -> int:
             str(given.table),
         )  # fmt: skip
     draws = result.sample(given.seed, _DRAWS)
-    chosen = np.asarray(draws["included"], float)
-    effect = chosen * np.asarray(draws["slope"]) * scale
+    share = 1 / (1 + np.exp(-np.asarray(result.params["logits"], float)))
+    effect = np.asarray(draws["included"]) * np.asarray(draws["slope"]) * scale + 0.0  # no minus before zero
     rows = [
-        {"column": name, "probability": float(chosen[:, j].mean()), "effect": float(effect[:, j].mean()),
+        {"column": name, "probability": float(share[j]), "effect": float(effect[:, j].mean()),
          "5%": float(np.quantile(effect[:, j], 0.05)), "95%": float(np.quantile(effect[:, j], 0.95))}
         for j, name in enumerate(names)
     ]  # fmt: skip

@@ -171,8 +171,9 @@ def _objects(series: Any) -> np.ndarray:
 
 def _npz(path: Path) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-            if not hasattr(file, "files"):
+        with path.open("rb") as handle:
+            file = np.load(handle, allow_pickle=False)
+            if isinstance(file, np.ndarray):
                 raise CommandError(f"{path} is one array, not an npz file: save it with np.savez(path, X=..., y=...)")
             columns = {name: file[name] for name in file.files}
     except ValueError as error:
