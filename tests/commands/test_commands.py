@@ -5,6 +5,7 @@ import json
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
@@ -207,6 +208,17 @@ def test_types_and_missing_values(tmp_path):
         found.column("d", "--target")
     complete, lost = found.complete()
     assert (lost, complete.columns["a"].tolist()) == (2, [1])
+
+
+def test_parquet(tmp_path):
+    pytest.importorskip("pyarrow", reason="parquet files need pyarrow")
+    frame = pd.DataFrame({"a": [1, 2], "b": [0.5, np.nan], "c": ["x", None]})
+    frame.assign(d=pd.array([1, None], dtype="Int64")).to_parquet(tmp_path / "t.parquet")
+    found = table.read_table(tmp_path / "t.parquet").columns
+    assert found["a"].tolist() == [1, 2]
+    assert found["c"].tolist() == ["x", None]
+    np.testing.assert_array_equal(found["b"], [0.5, np.nan])
+    np.testing.assert_array_equal(found["d"], [1, np.nan])
 
 
 def test_files_that_are_no_tables(tmp_path):

@@ -181,8 +181,8 @@ def write(
         files.append("posterior.nc")
     except ImportError as error:
         note(f"no netCDF file: {error}")
-    except (ValueError, TypeError) as error:
-        note(f"no netCDF file, because the posterior cannot be exported: {error}")
+    except (ValueError, TypeError) as error:  # no backend of xarray, or a posterior that cannot be exported
+        note(f"no netCDF file: {error}")
     found = {
         "command": "fit",
         "model": given.model,

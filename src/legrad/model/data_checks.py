@@ -65,18 +65,28 @@ def describe_missing(
     return ""
 
 
-@one_at_a_time
+def discrete_latent(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the name of the first discrete latent of a model, for messages."""
+    sites = _sites(model, tuple(args), kwargs, 0)
+    return next((n for n, s in sites.items() if not s["is_observed"] and s["fn"].support.is_discrete), "of the model")
+
+
 def _observed(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
-    """Return the observed sites at a draw of the prior; none if the model does not run."""
+    return {name: site for name, site in _sites(model, args, kwargs, seed).items() if site["is_observed"]}
+
+
+@one_at_a_time
+def _sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return the sample sites at a draw of the prior; none if the model does not run."""
     seeded = handlers.substitute(handlers.seed(model, seed), substitute_fn=init_to_sample)
     try:
         with handlers.block(), numpyro.validation_enabled(False):
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
     except Exception:  # whatever a model raises: the fit will raise it again
         return {}
-    return {name: site for name, site in sample_sites(trace) if site["is_observed"]}
+    return dict(sample_sites(trace))
 
 
 def _mask(site: Mapping[str, Any]) -> Any:

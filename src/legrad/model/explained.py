@@ -16,15 +16,13 @@ from typing import Any
 import jax
 import numpyro.distributions as dist
 
-from legrad.model.data_checks import describe_missing
+from legrad.model.data_checks import describe_missing, discrete_latent
 from legrad.model.frames import Names
 
 _CONCRETE = (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
 _PARAMETER = re.compile(r"(\w+) distribution got invalid (\w+) parameter")
-_DISCRETE = re.compile(
-    r"Continuous inference cannot handle discrete sample site '([^']*)'"
-    r"|only work for discrete sites.* site (\S+) (?:does not|is marked)",
-    re.DOTALL,
+_DISCRETE = re.compile(  # what NumPyro says depends on the distribution, and on whether funsor is installed
+    r"Continuous inference cannot handle discrete|only work for discrete sites|models with discrete latent variables"
 )
 _NOT_FINITE = re.compile(r"not finite|\bnan\b|NaN or infinite")
 _REMEDY = "drop or impute these rows, or replace the values and mask their terms with numpyro.handlers.mask"
@@ -48,7 +46,7 @@ def explained(
             f"{_line(error)} indexes with a condition on a latent, so the size of the result depends on its value: "
             "keep all elements and use jnp.where(condition, a, b)"
         ) from error
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, ImportError) as error:
         message = _translated(error, model, guide, args, kwargs, names)
         if message is None:
             raise
@@ -82,9 +80,9 @@ def _translated(
     names: Sequence[Names],
 ) -> str | None:
     text = str(error)
-    if found := _DISCRETE.search(text):
+    if _DISCRETE.search(text):
         return (
-            f"{type(guide).__name__} cannot hold the discrete latent '{found[1] or found[2]}': use "
+            f"{type(guide).__name__} cannot hold the discrete latent '{discrete_latent(model, args, kwargs)}': use "
             "legrad.MeanField(model), which has a factor for every latent, discrete ones included, or leave the "
             "guide out"
         )
