@@ -199,6 +199,12 @@ def test_a_parameter_of_a_distribution_that_is_out_of_range():
         fit(model, guide)
 
 
+def test_a_warning_points_to_the_line_that_called_fit():
+    with pytest.warns(legrad.FitWarning, match="not converged") as seen:
+        fit(mixture, args=(Y,), steps=30, stop="auto")
+    assert seen[0].filename == __file__
+
+
 # --- data outside a support --------------------------------------------------------------------------------------
 
 
@@ -216,6 +222,7 @@ def data(distribution, values, mask=None):
     [
         (dist.Poisson, [1, 2, -3], "is -3 in row 2.*support of Poisson: whole numbers from 0 on"),
         (dist.Poisson, [1.0, 2.5], "is 2.5 in row 1.*whole numbers from 0 on"),
+        (lambda m: dist.Poisson(m).to_event(0), [3, -1], "is -1 in row 1"),
         (dist.Exponential, [1.0, -1.0], "is -1.0 in row 1.*support of Exponential: numbers from 0.0 on"),
         (lambda m: dist.Categorical(logits=m * jnp.arange(3)), [0, 5], "is 5 in row 1.*whole numbers from 0 to 2"),
         (lambda m: dist.Bernoulli(logits=m), [0, 2], "is 2 in row 1.*support of BernoulliLogits: 0 and 1"),
@@ -240,3 +247,16 @@ def test_data_outside_a_support(distribution, values, words):
 )
 def test_data_that_may_be_right(distribution, values, mask):
     check_data(data(distribution, values, None if mask is None else jnp.asarray(mask)), (), {})
+
+
+def test_data_are_checked_before_latents_are_summed_out():
+    def counts(y):
+        with numpyro.plate("N", len(y)):
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+            numpyro.sample("y", dist.Poisson(1.0 + 5.0 * z), obs=y)
+        numpyro.sample("m", dist.Normal(0.0, 1.0))
+
+    summed = legrad.marginalize(counts)
+    with pytest.raises(ValueError, match="the data of site 'y' is -2 in row 1"):
+        fit(summed, args=(np.array([1, -2]),))
+    assert np.isfinite(fit(summed, args=(np.array([1, 2]),)).elbo).all()

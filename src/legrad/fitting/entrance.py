@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
+from legrad.diagnostics.replay import user_model
 from legrad.fitting.result import FitResult
 from legrad.model.data_checks import check_data
 from legrad.model.explained import explained
@@ -35,7 +36,7 @@ def entrance(fit: Callable[P, FitResult]) -> Callable[P, FitResult]:
             return run(model, guide, key=key, args=args, kwargs=kwargs, **settings)
         given = unframed(model, args, kwargs or {})
         if settings.get("data") is None:
-            check_data(model, given.args, given.kwargs)
+            check_data(user_model(model), given.args, given.kwargs)
         with explained(model, guide, given.args, given.kwargs, given.names):
             result = run(model, guide, key=key, args=given.args, kwargs=given.kwargs, **settings)
         return replace(result, names=given.names) if given.names else result
