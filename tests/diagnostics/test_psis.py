@@ -19,7 +19,7 @@ from scipy.special import logsumexp
 import legrad
 from legrad import _compat
 from legrad.diagnostics import weights
-from legrad.diagnostics.diagnosis import _errors, _moments, _worst, diagnose
+from legrad.diagnostics.diagnosis import Weighed, _errors, _moments, _worst, diagnose
 from legrad.diagnostics.psis import LIMIT, _tied_khat, elbo_estimate, khat, log_weights, smoothed_weights, summary
 from legrad.model.messages import FitWarning
 from legrad.model.problem import Problem
@@ -352,10 +352,11 @@ def test_the_noise_of_the_shifts_is_calibrated(inflated):
     values, log_w = log_weights(Problem(target(), normal(0.1, 1.1), {}), KEY, 200 * 2000)
     z = []
     for x, part in zip(values["x"].reshape(200, 2000), log_w.reshape(200, 2000), strict=True):
-        draws = SimpleNamespace(labels={}, chunks=lambda x=x: [{"x": x[:150]}, {"x": x[150:]}])
+        draws = SimpleNamespace(n=2000, labels={}, chunks=lambda x=x: [{"x": x[:150]}, {"x": x[150:]}])
         found, _ = smoothed_weights(part)
-        moments = _moments(draws, found)
-        errors = _errors(draws, found, moments)["x", None]
+        pool = [Weighed(draws, np.ones(2000), 2000 * found)]
+        moments = _moments(pool)
+        errors = _errors(pool, moments)["x", None]
         shifts = moments["x", None].mean_shift - 0.1, moments["x", None].sd_shift - 0.1
         z.append(shifts / (inflated * errors))
     for variance in np.var(z, axis=0):

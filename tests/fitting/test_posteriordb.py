@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 _SPEC = importlib.util.spec_from_file_location(
-    "posteriordb_benchmark", Path(__file__).parent.parent / "benchmarks" / "posteriordb.py"
+    "posteriordb_benchmark", Path(__file__).parents[2] / "benchmarks" / "posteriordb.py"
 )
 BENCH = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(BENCH)

@@ -122,8 +122,19 @@ def test_what_no_gaussian_holds_is_flagged():
     def cauchy():
         numpyro.sample("a", dist.Cauchy(0.0, 1.0))
 
-    with pytest.warns(legrad.FitWarning, match="k-hat is"):
+    with pytest.warns(legrad.FitWarning, match="this posterior is not Gaussian"):
         result = legrad.fit(cauchy, key=jax.random.key(0))
+    assert not result.diagnose(jax.random.key(1)).ok
+
+
+def test_what_the_tails_of_the_proposal_do_not_reach_is_refused():
+    def spikes():
+        numpyro.sample("a", dist.Normal(0.0, 1.0).expand([30]).to_event(1))
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+        numpyro.factor("far", 100.0 * jax.nn.sigmoid(50.0 * (x - 4.0)))
+
+    with pytest.warns(legrad.FitWarning, match="k-hat is"):
+        result = legrad.fit(spikes, key=jax.random.key(0))
     assert not result.diagnose(jax.random.key(1)).ok
     with pytest.raises(ValueError, match="too far from the posterior"):
         result.sample(jax.random.key(2), 100, corrected=True)
@@ -162,7 +173,7 @@ def test_restarts_find_another_mode():
     with pytest.warns(legrad.FitWarning, match="several modes"):
         result = legrad.fit(two, key=jax.random.key(0), restarts=6)
     assert len(result.restarts) == 6
-    assert result.elsewhere
+    assert result.other_modes
 
 
 def test_a_result_is_saved_and_loaded(tmp_path):

@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
         help="auto (a Gaussian with correlations; discrete latents get factors), meanfield, or FILE.py:FUNCTION",
     )
     parser.add_argument("--steps", type=count, metavar="N", help="the largest number of steps")
-    parser.add_argument("--restarts", type=count, default=1, metavar="N", help="how many starts to fit (%(default)s)")
+    parser.add_argument("--restarts", type=count, metavar="N", help="how many starts to fit")
     common(parser, "out/fit")
     parser.set_defaults(run=run)
 
@@ -124,7 +124,7 @@ def run(given: argparse.Namespace) -> int:
     out = folder(given.out)
     if not given.json:
         say(f"data: {bound.words}")
-    settings: dict[str, Any] = {"restarts": given.restarts}
+    settings: dict[str, Any] = {} if given.restarts is None else {"restarts": given.restarts}
     if guide is not None or given.steps is not None or not _solvable(model, bound):
         settings |= {"steps": given.steps, "stop": "auto", "checkpoint": out / "checkpoint"}
         settings["progress"] = progress(given, "fit")
@@ -153,7 +153,9 @@ def run(given: argparse.Namespace) -> int:
 def _solvable(model: Callable[..., Any], bound: Bound) -> bool:
     """Whether a fit without a guide takes no steps, so that there is nothing to resume."""
     try:
-        ready = prepared(model, (), bound.kwargs)
+        ready = prepared(model, (), bound.kwargs, True)
+        if isinstance(ready, legrad.Marginal) and ready.is_exact(**bound.kwargs):
+            return True
         return solvable(legrad.Structured(ready), (), bound.kwargs)
     except Exception:  # whatever a user's model raises: the fit will raise it again, and explain it
         return False

@@ -12,8 +12,9 @@ tell, and a flag says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -82,6 +83,8 @@ class Diagnosis:
         return not self.flags
 
     def __str__(self) -> str:
+        if not self.sites:
+            return f"the posterior is exact; {self.elbo}"
         lines = [f"k-hat {self.khat:.2f}; {self.elbo}", "", "guide minus posterior, in posterior sds:"]
         worst = sorted(self.sites, key=lambda name: -_largest(self.sites[name]))
         width = max(len(_element(name, shift.index)) for name, s in self.sites.items() for shift in _both(s))
@@ -93,15 +96,16 @@ class Diagnosis:
         return "\n".join([*lines, "", *(f"- {flag}" for flag in self.flags or ["no problem found"])])
 
 
-def diagnose(problem: Problem, key: jax.Array, n: int = 16_000) -> Diagnosis:
-    """Compare a guide with the posterior, using draws of the guide alone.
+def diagnose(problem: Problem, key: jax.Array, n: int = 16_000, proposal: Problem | None = None) -> Diagnosis:
+    """Compare a guide with the posterior, using draws of the guide, or of a proposal with heavier tails.
 
     A mode of the posterior that no draw has visited cannot be seen.
 
     Args:
         problem: model, guide, fitted parameters and data.
         key: the random key.
-        n: the number of draws from the guide, at least 100.
+        n: the number of draws, at least 100.
+        proposal: the problem with a guide whose draws are weighed; `problem` itself if None.
 
     Raises:
         ValueError: in the cases listed at `log_weights`, for example with subsampled plates.
@@ -111,11 +115,16 @@ def diagnose(problem: Problem, key: jax.Array, n: int = 16_000) -> Diagnosis:
         >>> print(report)
         >>> assert report.ok, report.flags
     """
-    draws = weighing(problem, key, n)
+    draws = weighing(proposal or problem, key, n)
     log_w = draws.f()
     weights, k = smoothed_weights(log_w)
-    moments = _moments(draws, weights)
-    errors = _errors(draws, weights, moments)
+    weights, one, none = n * weights, np.ones(n), np.zeros(n)
+    own = draws if proposal is None else Draws(problem, jax.random.fold_in(key, 1), n)
+    pool = (
+        [Weighed(draws, one, weights)] if own is draws else [Weighed(own, one, none), Weighed(draws, none, weights)]
+    )
+    moments = _moments(pool)
+    errors = _errors(pool, moments)
     number = sum((1 if name in draws.labels else 2) * m.mean_q.size for (name, _), m in moments.items())
     z = max(2.0, math.sqrt(2 * math.log(number)))
     sites, flags = {}, concerns(k, log_w)
@@ -130,7 +139,7 @@ def diagnose(problem: Problem, key: jax.Array, n: int = 16_000) -> Diagnosis:
             found.append(_at(value, error, _worst(value, error)))
             flags += _flags(name, what, found[-1], _at(value, error, np.argmax(error)), z, n, k)
         sites[name] = SiteShift(found[0], found[1] if len(found) == 2 else None)
-    return Diagnosis(k, summary(log_w), sites, flags, n)
+    return Diagnosis(k, summary(own.f()), sites, flags, n)
 
 
 # --- moments of draws, chunk by chunk ----------------------------------------------------------------------------
@@ -168,26 +177,36 @@ def _features(values: Values, labels: Mapping[str, int]) -> Iterator[tuple[Featu
             yield (name, category), np.asarray(x == category, np.float64)
 
 
-def _passes(draws: Draws, weights: np.ndarray) -> Iterator[tuple[Feature, np.ndarray, np.ndarray]]:
-    """Yield each feature of each chunk, with n·W of its draws in a shape that multiplies the feature."""
-    start = 0
-    for values in draws.chunks():
-        for feature, x in _features(values, draws.labels):
-            part = len(weights) * weights[start : start + len(x)]
-            yield feature, x, part.reshape((-1,) + (1,) * (x.ndim - 1))
-        start += len(x)
+class Weighed(NamedTuple):
+    """Draws with weights of mean one, or all zero: those that make them draws of the guide, and of the posterior."""
+
+    draws: Draws
+    of_q: np.ndarray
+    of_p: np.ndarray
 
 
-def _moments(draws: Draws, weights: np.ndarray) -> dict[Feature, _Moments]:
+def _passes(pool: Sequence[Weighed]) -> Iterator[tuple[Feature, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield each feature of each chunk, with the weights of its draws in a shape that multiplies the feature."""
+    for draws, of_q, of_p in pool:
+        start = 0
+        for values in draws.chunks():
+            for feature, x in _features(values, draws.labels):
+                part, shape = slice(start, start + len(x)), (-1,) + (1,) * (x.ndim - 1)
+                yield feature, x, of_q[part].reshape(shape), of_p[part].reshape(shape)
+            start += len(x)
+
+
+def _moments(pool: Sequence[Weighed]) -> dict[Feature, _Moments]:
+    n = pool[0].draws.n
     origin: dict[Feature, np.ndarray] = {}  # the first draw: squares around that value lose no digits
     sums: dict[Feature, np.ndarray] = {}
     with np.errstate(over="ignore", invalid="ignore"):
-        for feature, x, w in _passes(draws, weights):
+        for feature, x, q, p in _passes(pool):
             y = x - origin.setdefault(feature, x[0])
-            parts = np.stack([y.sum(0), (y**2).sum(0), (w * y).sum(0), (w * y**2).sum(0)])
-            sums[feature] = sums.get(feature, 0.0) + parts / len(weights)
+            parts = np.stack([(q * y).sum(0), (q * y**2).sum(0), (p * y).sum(0), (p * y**2).sum(0)])
+            sums[feature] = sums.get(feature, 0.0) + parts / n
         # n draws cannot see probabilities below 1/n: a rarer label counts as a label of probability 1/n
-        least = {feature: 0.0 if feature[1] is None else len(weights) ** -0.5 for feature in sums}
+        least = {feature: 0.0 if feature[1] is None else n**-0.5 for feature in sums}
         return {
             feature: _Moments(
                 origin[feature] + a, _sd(a, aa), origin[feature] + b, np.maximum(_sd(b, bb), least[feature])
@@ -200,18 +219,18 @@ def _sd(mean: np.ndarray, square: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(square - mean**2, 0.0))
 
 
-def _errors(draws: Draws, weights: np.ndarray, moments: Mapping[Feature, _Moments]) -> dict[Feature, np.ndarray]:
+def _errors(pool: Sequence[Weighed], moments: Mapping[Feature, _Moments]) -> dict[Feature, np.ndarray]:
     """Return standard errors of the shifts of mean and sd by the delta method: √(Σ ψ² / n²), ψ a draw's influence."""
     squares: dict[Feature, np.ndarray] = {}
     with np.errstate(all="ignore"):
-        for feature, x, w in _passes(draws, weights):
+        for feature, x, of_q, of_p in _passes(pool):
             m = moments[feature]
             q, p, share = (x - m.mean_q) / m.sd_w, (x - m.mean_w) / m.sd_w, m.sd_q / m.sd_w
-            spread = w * (p**2 - 1) / 2
-            mean = q - w * p - m.mean_shift * spread
-            sd = (q**2 - share**2) / (2 * share) - share * spread
+            spread = of_p * (p**2 - 1) / 2
+            mean = of_q * q - of_p * p - m.mean_shift * spread
+            sd = of_q * (q**2 - share**2) / (2 * share) - share * spread
             parts = np.stack([(mean**2).sum(0), (sd**2).sum(0)])
-            squares[feature] = squares.get(feature, 0.0) + parts / len(weights) ** 2
+            squares[feature] = squares.get(feature, 0.0) + parts / pool[0].draws.n ** 2
         # a constant has no noise
         return {feature: np.where(moments[feature].sd_w > 0, np.sqrt(s), 0.0) for feature, s in squares.items()}
 
@@ -248,11 +267,14 @@ _TRY = {
 }
 
 
+_CORRECT = "take corrected draws, result.sample(key, corrected=True), or "
+
+
 def _flags(name: str, what: str, worst: Shift, noisiest: Shift, z: float, n: int, k: float) -> list[str]:
     if abs(worst.value) > TOLERANCE:
         return [
             f"the {what} of {_element(name, worst.index)} is {worst} posterior standard deviations from that of the "
-            f"reweighted draws, more than {TOLERANCE}: {_TRY[what]}"
+            f"reweighted draws, more than {TOLERANCE}: {_CORRECT if k <= LIMIT else ''}{_TRY[what]}"
         ]
     if k <= LIMIT and not z * noisiest.error <= TOLERANCE:  # above the limit, weights say nothing anyway
         more = n * (z * noisiest.error / TOLERANCE) ** 2

@@ -4,6 +4,9 @@ The weights are w = p(x, z) / q(z) at draws of the guide. The largest 3√n weig
 distribution, whose shape k says how many moments w has (those below 1/k): up to k = 0.7 reweighting by w can be
 trusted, beyond that it cannot (Vehtari et al. 2024, Yao et al. 2018).
 
+If most draws count and k-hat is high all the same, the tail may begin among nearly equal weights, which have no
+Pareto shape: the tail is halved until k-hat is low, or too few weights are left.
+
 A discrete guide has few distinct weights, and a Pareto fitted to ties says nothing (ArviZ returns inf, NaN or an
 error). Its w is bounded and has all moments; the remaining question is whether the draws have seen enough of the
 large weights. So if half of the tail are ties, k-hat is the shape of the Pareto whose n draws have the same
@@ -32,6 +35,7 @@ __all__ = ["LIMIT", "ElboEstimate", "elbo_estimate", "khat", "log_weights"]
 LIMIT = 0.7  # the k-hat up to which importance weights can be trusted
 FEWEST = 100  # the least number of draws
 _DISTINCT = 0.5  # the least share of distinct values in a tail to fit a Pareto to
+_SHORTEST = 25  # weights that a tail needs
 _EQUAL = 1e-3  # weights that differ by less are equal: there is nothing to reweight
 
 
@@ -146,6 +150,10 @@ def smoothed_weights(log_w: np.ndarray) -> tuple[np.ndarray, float]:
     tail, distinct = _tail(log_w)
     if distinct >= max(5, _DISTINCT * tail):
         smoothed, k = _compat.pareto_smoothed(log_w, tail)
+        effective = 1 / float(np.sum(w**2))
+        while k > LIMIT and effective > len(w) / 2 and tail >= 2 * _SHORTEST:
+            tail, distinct = tail // 2, min(distinct, tail // 2)
+            smoothed, k = _compat.pareto_smoothed(log_w, tail)
         if math.isfinite(k):
             return np.exp(smoothed), k if distinct == tail else max(k, bounded)
     return w, bounded

@@ -14,25 +14,52 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import init_to_sample
 
+from legrad.diagnostics.diagnosis import TOLERANCE
 from legrad.diagnostics.psis import LIMIT
 from legrad.estimators import Reparameterized
 from legrad.fitting.result import FitResult
-from legrad.fitting.solve import Attempt, Solver
+from legrad.fitting.solve import MUCH_WORSE, Attempt, Solver
 from legrad.guides.structured import Structured
+from legrad.marginal.marginalize import Marginal, marginalize
+from legrad.model.log_density import LogDensity
 from legrad.model.messages import warn
 from legrad.model.problem import Problem
 from legrad.model.threads import one_at_a_time
 
-_MUCH_WORSE = 10.0  # nats: a mode with exp(-10) of the mass does not matter
 _APART = 0.5  # standard deviations: Gaussians this far apart are not the same
 
 
-def prepared(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the model to fit: here discrete latents that can be summed out will be.
+def prepared(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: bool
+) -> Callable[..., Any]:
+    """Return the model to fit: without the discrete latents that can be summed out.
 
-    The discrete latents that remain get their factors in `Structured`, and the stochastic loop fits them.
+    The discrete latents that remain get their factors in `Structured`, and the stochastic loop fits them. If nothing
+    would remain but parameters of the model, the model is left as it is: a guide needs a latent.
+
+    Args:
+        model: the user's model.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        whole: whether these are all its arguments; minibatches come later.
     """
-    return model
+    if isinstance(model, LogDensity | Marginal):
+        return model
+    marginal = marginalize(model)
+    if not whole:
+        return marginal
+    if not marginal.summed(*args, **kwargs) or (
+        marginal.is_exact(*args, **kwargs) and _has_params(model, args, kwargs)
+    ):
+        return model
+    return marginal
+
+
+@one_at_a_time
+def _has_params(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
+        model(*args, **kwargs)
+    return any(site["type"] == "param" for site in trace.values())
 
 
 @one_at_a_time
@@ -57,7 +84,7 @@ def solve(
     kwargs: Mapping[str, Any],
     key: jax.Array,
     seconds: float | None,
-    restarts: int,
+    restarts: int | None,
     begun: float,
 ) -> FitResult:
     """Fit a structured guide by the solver; warn if the result should not be trusted."""
@@ -66,14 +93,15 @@ def solve(
     attempts = solver.run(restarts)
     took = time.perf_counter() - begun
     results = [_result(one, solver, args, kwargs, took) for one in attempts]
-    best = max(range(restarts), key=lambda i: (attempts[i].converged, attempts[i].elbo))
+    number = len(results)
+    best = max(range(number), key=lambda i: (attempts[i].converged, attempts[i].elbo))
     result = results[best]
-    if restarts > 1:
-        elsewhere = tuple(i for i in range(restarts) if i != best and _is_elsewhere(attempts[best], attempts[i]))
-        result = replace(result, restarts=tuple(results), other_modes=elsewhere)
-        words = f"the best of {restarts} starts" + (f"; {result._other_modes_flag()}" if elsewhere else "")
+    if number > 1:
+        other = tuple(i for i in range(number) if i != best and _is_elsewhere(attempts[best], attempts[i]))
+        result = replace(result, restarts=tuple(results), other_modes=other)
+        words = f"the best of {number} starts" + (f"; {result._other_modes_flag()}" if other else "")
         result = replace(result, status=f"{result.status} ({words})")
-    if not result.converged or result.other_modes or attempts[best].khat > LIMIT:
+    if not result.converged or result.other_modes or attempts[best].khat > LIMIT or attempts[best].shift > TOLERANCE:
         warn(result.status)
     return result
 
@@ -98,20 +126,27 @@ def _result(
         problem=Problem(attempt.guide.model, attempt.guide, jax.tree.map(jnp.asarray, params), args, dict(kwargs)),
         estimator=Reparameterized(),
         optimizer_state=None,
-        how=_method(attempt, solver.double),
+        how=_method(attempt, solver, args, kwargs),
         gradients=attempt.gradients,
         double=solver.double,
+        moments=None if attempt.moments is None else (attempt.moments.loc, attempt.moments.tril),
     )
 
 
-def _method(attempt: Attempt, in_double: bool) -> str:
+def _method(attempt: Attempt, solver: Solver, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     begin = "the mode (L-BFGS and Newton steps)" if attempt.mode else "the start, as no mode was found"
     text = (
         f"a Gaussian with full covariance over {len(attempt.q.loc)} unconstrained latents, fitted from {begin} by "
         f"L-BFGS to the ELBO of {attempt.draws} fixed draws, in {attempt.gradients['model']} gradients of the model "
         f"and {attempt.gradients['objective']} of the ELBO"
     )
-    notes = list(attempt.notes) if in_double else [*attempt.notes, "in single precision, as the model needs"]
+    summed = solver.guide.model.summed(*args, **kwargs) if isinstance(solver.guide.model, Marginal) else ()
+    notes = [f"{', '.join(summed)} summed out"] if summed else []
+    notes += list(attempt.notes) if solver.double else [*attempt.notes, "in single precision, as the model needs"]
+    if solver.exchangeable:
+        notes.append(
+            f"the components of {', '.join(solver.exchangeable)} can be relabelled: one order is as good as another"
+        )
     return "; ".join([text, *notes])
 
 
@@ -133,12 +168,17 @@ def _status(attempt: Attempt) -> str:
             f". But k-hat is {attempt.khat:.2f}, above {LIMIT}: no Gaussian is close to this posterior. Check the "
             "latents that matter against NUTS, or reparameterize the model"
         )
+    elif attempt.shift > TOLERANCE:
+        text += (
+            f". But means or standard deviations are up to {attempt.shift:.2g} posterior standard deviations off, as "
+            "this posterior is not Gaussian: take result.sample(key, n, corrected=True)"
+        )
     return "; ".join([text, *attempt.notes])
 
 
 def _is_elsewhere(best: Attempt, other: Attempt) -> bool:
     """Whether another start ended at another Gaussian with an ELBO that is not much worse."""
-    if other.elbo < best.elbo - _MUCH_WORSE or other.guide.names != best.guide.names:
+    if other.elbo < best.elbo - MUCH_WORSE or other.guide.names != best.guide.names:
         return False
     sd = np.sqrt(np.sum(best.q.tril**2, axis=1))
     return bool(np.max(np.abs(other.q.loc - best.q.loc) / sd) > _APART)

@@ -17,6 +17,7 @@ from legrad.guides.latent_space import LatentSpace
 from legrad.model.arrays import split_arrays
 
 _MEMORY = 1 << 28  # bytes of intermediate values that are computed together
+_DIFFERENCE = 1e-4  # the step of differences, relative to 1 + |x|
 
 
 class Density:
@@ -48,7 +49,7 @@ class Density:
 
             return jax.lax.map(product, jnp.eye(self.size), batch_size=min(self.size, self.together))
 
-        self._arrays = arrays
+        self._arrays, self._has_products = arrays, True
         self._gradient = jax.jit(jax.value_and_grad(f))
         self._hessian = jax.jit(products)
         self._value = jax.jit(f)
@@ -72,8 +73,20 @@ class Density:
 
     def hessian(self, x: np.ndarray) -> np.ndarray:
         """Return the Hessian at a point."""
-        self.gradients += self.size
-        return np.asarray(self._hessian(x, self._arrays))
+        if self._has_products:
+            try:
+                found = np.asarray(self._hessian(x, self._arrays))
+                self.gradients += self.size
+                return found
+            except TypeError:  # a function with a derivative of its own in reverse mode alone, such as `odeint`
+                self._has_products = False
+        return self._differences(x)
+
+    def _differences(self, x: np.ndarray) -> np.ndarray:
+        """Return the Hessian by central differences of gradients."""
+        steps = np.diag(_DIFFERENCE * (1 + np.abs(x)))
+        rows = [(self.gradient(x + step)[1] - self.gradient(x - step)[1]) / (2 * step.sum()) for step in steps]
+        return (np.stack(rows) + np.stack(rows).T) / 2
 
     def many(self, xs: np.ndarray) -> np.ndarray:
         """Return the log-density at each row of a matrix."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -26,11 +27,14 @@ from legrad.fitting.entrance import entrance
 from legrad.fitting.estimator_choice import candidates, choose
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import HostLoop
+from legrad.fitting.joint_start import joint_start
 from legrad.fitting.result import FitResult
 from legrad.fitting.starts import scattered
 from legrad.fitting.stopping import AutoStop, Stopping
+from legrad.fitting.summed_out import exact_result
 from legrad.guides.protocol import OtherStarts
 from legrad.guides.structured import Structured
+from legrad.marginal.marginalize import Marginal
 from legrad.model.keys import Key, as_key
 from legrad.model.parameters import Parameters
 from legrad.model.problem import Problem
@@ -52,7 +56,8 @@ def fit(
     steps: int | None = None,
     stop: str | AutoStop | None = None,
     seconds: float | None = None,
-    restarts: int = 1,
+    restarts: int | None = None,
+    marginalize: bool = True,
     init_params: Mapping[str, Any] | None = None,
     checkpoint: Any = None,
     checkpoint_every: int | None = None,
@@ -62,11 +67,11 @@ def fit(
 ) -> FitResult:
     """Fit a guide to a model by stochastic gradients of the ELBO; without a guide, fit `legrad.Structured(model)`.
 
-    Without a guide, and if all latents are continuous, no step is random: a Gaussian in unconstrained space is fitted
-    from the posterior's mode to the ELBO of fixed draws, more of them until fresh draws confirm the answer;
-    `result.method` says what was done. Settings of the stochastic loop (`data`, `estimator`, `optimizer`, `steps`,
-    `stop`, `init_params`, `checkpoint`, `callback`) choose that loop, with `stop="auto"` unless `steps` or `stop`
-    is given.
+    Without a guide, discrete latents are summed out where that can be done exactly. If only continuous ones are left,
+    no step is random: a Gaussian in unconstrained space is fitted from the posterior's mode to the ELBO of fixed
+    draws, more of them until fresh draws confirm the answer; `result.method` says what was done. Settings of the
+    stochastic loop (`data`, `estimator`, `optimizer`, `steps`, `stop`, `init_params`, `checkpoint`, `callback`) take
+    that loop instead, with `stop="auto"` unless `steps` or `stop` is given.
 
     Args:
         model: a NumPyro model, or `legrad.log_density(f)`.
@@ -85,7 +90,11 @@ def fit(
         stop: "auto" ends the fit when more steps would change nothing, and returns the average of the last iterates;
             `legrad.AutoStop(...)` does the same with other settings; None takes all steps.
         seconds: the maximum running time in seconds, compilation not counted; None for no limit.
-        restarts: how many starts to fit at once; the best is the result, and all are in `result.restarts`.
+        restarts: how many starts to fit; the best is the result, and all are in `result.restarts`. If None, one;
+            without a guide, four if the model may have several modes: components that can be relabelled, discrete
+            latents that cannot be summed out.
+        marginalize: without a guide, whether to sum discrete latents out where that can be done; see
+            `legrad.marginalize`. `result.sample` draws them back.
         init_params: parameter values to start from, constrained.
         checkpoint: a folder for checkpoints; after a kill, the same call resumes there and ends with the same result.
         checkpoint_every: steps between two checkpoints; if None, one is written every half minute.
@@ -101,16 +110,23 @@ def fit(
         >>> result = legrad.fit(model, args=(X, y), key=jax.random.key(0))
         >>> result.sample(jax.random.key(1), 1000), result.converged, result.status
     """
-    begun, key = time.perf_counter(), as_key(key)
+    begun, key, note = time.perf_counter(), as_key(key), ""
     if guide is None:
         _check_arguments(args, data, seconds)
         _check_counts(restarts=restarts)
-        model = prepared(model, args, kwargs or {})
+        if marginalize:
+            model = prepared(model, args, kwargs or {}, data is None)
+        if data is None and isinstance(model, Marginal) and model.is_exact(*args, **(kwargs or {})):
+            return exact_result(model, args, kwargs or {}, begun)
         guide = Structured(model)
         of_loop = (data, estimator, optimizer, steps, stop, init_params, checkpoint, callback)
         if all(setting is None for setting in of_loop) and solvable(guide, args, kwargs or {}):
             return solve(guide, args, kwargs or {}, key, seconds, restarts, begun)
         stop = "auto" if steps is None and stop is None else stop
+        start = joint_start(guide, args, kwargs or {}, jax.random.fold_in(key, 3)) if data is None else None
+        if start is not None:
+            init_params, note = start.params | dict(init_params or {}), start.note
+    restarts = 1 if restarts is None else restarts
     rule: Any = AutoStop() if stop == "auto" else stop
     chosen: Any = LocalExpectation() if estimator is None else estimator
     optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
@@ -161,7 +177,8 @@ def fit(
         limit = math.inf if seconds is None else seconds
         loop = HostLoop(program, steps, limit, stoppings, kept, checkpoint_every, callbacks, callback_every, progress)
         now, ended = loop.run(now)
-        return finish(program, comparison, now, ended, steps, seconds, time.perf_counter() - begun)
+        result = finish(program, comparison, now, ended, steps, seconds, time.perf_counter() - begun)
+        return replace(result, note=note)
     finally:
         feed.close()
 
@@ -195,7 +212,7 @@ def _check_arguments(args: Any, data: Any, seconds: Any) -> None:
 
 def _check_counts(**counts: int | None) -> None:
     for name, number in counts.items():
-        if number is None and name == "checkpoint_every":
+        if number is None and name in ("checkpoint_every", "restarts"):
             continue
         if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 1:
             raise ValueError(f"{name}={number!r}: a fit needs a whole number of at least 1")

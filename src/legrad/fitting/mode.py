@@ -1,7 +1,8 @@
 """The mode of a posterior, and its curvature there: L-BFGS to come near, then Newton steps.
 
 A Newton step goes along −|H|⁻¹g, with the absolute eigenvalues of the Hessian H, after the scaling that makes its
-diagonal one: so units do not matter, and a saddle repels. The length of a step is found by trying.
+diagonal one: so units do not matter, and a saddle repels. The length of a step is found by trying. Where the gradient
+vanishes at a saddle (components that start equal stay equal), the next step is along its most negative curvature.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ class Mode:
         tril: a lower triangular W with W Wᵀ the inverse of the Hessian of -log p there.
         found: whether x is a mode; if not, the log-density rises without end, or the search was given up.
         distance: the squared distance that another Newton step would go, in standard deviations.
+        value: the log-density there.
+        left_a_saddle: whether the search came to a saddle on its way.
     """
 
     x: np.ndarray
     tril: np.ndarray
     found: bool
     distance: float
+    value: float = -math.inf
+    left_a_saddle: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,10 @@ class Curvature:
         """Return |H|⁻¹ times the gradient."""
         along = self.vectors.T @ (self.scale * gradient)
         return self.scale * (self.vectors @ (along / self.values))
+
+    def lowest(self) -> np.ndarray:
+        """Return the direction of the lowest curvature, in its standard deviations."""
+        return self.scale * self.vectors[:, 0] / math.sqrt(self.values[0])
 
     def tril(self) -> np.ndarray:
         """Return a lower triangular W with W Wᵀ = |H|⁻¹; by QR, as a product would lose half of the digits."""
@@ -76,13 +85,16 @@ def find_mode(density: Density, start: np.ndarray) -> Mode:
     bend = _curvature_at(density, x)
     if bend is None:
         return Mode(start, np.eye(len(start)), False, math.inf)
-    distance = math.inf
+    distance, saddle = math.inf, False
     for _ in range(_NEWTON):
         step = bend.step(gradient)
         distance = float(gradient @ step)
         if distance < _ARRIVED and bend.positive:
-            return Mode(x, bend.tril(), True, distance)
-        moved = _search(density, x, value, step, distance)
+            return Mode(x, bend.tril(), True, distance, value, saddle)
+        if distance < _ARRIVED:
+            moved, saddle = _leave(density, x, value, bend.lowest()), True
+        else:
+            moved = _search(density, x, value, step, distance)
         if moved is None:  # no digit is left to gain
             break
         new, (new_value, new_gradient) = moved, density.gradient(moved)
@@ -90,7 +102,7 @@ def find_mode(density: Density, start: np.ndarray) -> Mode:
         if new_bend is None or not math.isfinite(new_value):
             break
         x, value, gradient, bend = new, new_value, new_gradient, new_bend
-    return Mode(x, bend.tril(), bool(bend.positive and distance < 1e-3), distance)
+    return Mode(x, bend.tril(), bool(bend.positive and distance < 1e-3), distance, value, saddle)
 
 
 def _near(density: Density, start: np.ndarray) -> np.ndarray:
@@ -124,3 +136,11 @@ def _search(density: Density, x: np.ndarray, value: float, step: np.ndarray, dis
             return new
         length *= 0.3
     return None
+
+
+def _leave(density: Density, x: np.ndarray, value: float, lowest: np.ndarray) -> np.ndarray | None:
+    """Return the best of some points along the lowest curvature of a saddle; None if none is better."""
+    lengths = [sign * length for length in (3.0, 1.0, 0.3, 0.1) for sign in (1.0, -1.0)]
+    gains = [density.value(x + length * lowest) - value for length in lengths]
+    best = int(np.argmax(gains))
+    return x + lengths[best] * lowest if gains[best] > 1e-12 * abs(value) else None

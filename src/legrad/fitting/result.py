@@ -29,11 +29,12 @@ from legrad.fitting.plot_posterior import LEVELS
 from legrad.fitting.quadrature_error import quadrature_concern
 from legrad.fitting.show import as_html, as_text
 from legrad.fitting.stopping import Phase
-from legrad.guides.protocol import WholePlates
+from legrad.guides.protocol import HeavyTails, WholePlates
+from legrad.marginal.marginalize import Marginal, marginalize
 from legrad.model.frames import Names, in_the_order_of, unframed
 from legrad.model.keys import Key, as_key
 from legrad.model.parameters import require_same
-from legrad.model.precision import as_double, double
+from legrad.model.precision import as_double, in_double
 from legrad.model.problem import Noise, Problem
 from legrad.model.threads import one_at_a_time
 from legrad.singlesite.report import listening
@@ -66,7 +67,10 @@ class FitResult:
         optimizer_state: the state of the optimizer after the last step.
         how: for a fit without a guide, what was done, in one sentence.
         gradients: for a fit without steps, how many gradients it took: of the "model", and of the "objective".
+        note: for a fit without a guide, where the steps started.
         double: whether weights are computed in double precision, whatever the program runs in.
+        moments: for a fit without a guide, mean and Cholesky factor of the posterior's covariance in unconstrained
+            space, by reweighted draws; draws that are weighed come from there.
         names: the names of columns and rows of data frames among the arguments.
     """
 
@@ -89,6 +93,8 @@ class FitResult:
     how: str = field(default="", repr=False)
     gradients: dict[str, int] = field(default_factory=dict, repr=False)
     double: bool = field(default=False, repr=False)
+    moments: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+    note: str = field(default="", repr=False)
     names: tuple[Names, ...] = field(default=(), repr=False)
 
     def __repr__(self) -> str:
@@ -126,7 +132,7 @@ class FitResult:
         with listening() as found, one_at_a_time:
             jax.eval_shape(look, dict(problem.params), jax.random.key(0))
         other = [f"{site} is {how}" for site, how in found.methods.items() if "would cost" in how]
-        return "; ".join([self.estimator_name, *other])
+        return "; ".join([self.estimator_name, *other, *([self.note] if self.note else [])])
 
     @property
     def estimator_name(self) -> str:
@@ -142,6 +148,8 @@ class FitResult:
             kwargs: the new keyword arguments of model and guide.
         """
         params = jax.tree.map(jnp.asarray, self.params)  # without the rows of the last minibatch
+        if model is not None and isinstance(self.problem.model, Marginal):
+            model = marginalize(model)
         runs = model or self.problem.model
         args, kwargs, _ = unframed(runs, in_the_order_of(self.names, runs, args), kwargs)
         other = replace(self.problem, params=params, args=args, kwargs=kwargs, model=runs)
@@ -152,6 +160,9 @@ class FitResult:
     @one_at_a_time
     def sample(self, key: Key, num_samples: int | None = None, corrected: bool = False) -> dict[str, jax.Array]:
         """Draw from the fitted guide; returns for each latent an array with a leading axis of draws.
+
+        Latents that `fit` summed out are drawn from their exact conditionals. If plates subsample, they are left out:
+        `result.with_args` with the full data, and a model that takes all members, has them.
 
         Args:
             key: the random key; a whole number may stand for it if `num_samples` is given.
@@ -166,24 +177,45 @@ class FitResult:
             )
         key, num_samples = as_key(key), 1000 if num_samples is None else num_samples
         if corrected:
-            draws = self._precisely(lambda problem: corrected_sample(problem, key, num_samples))
-            return {name: jnp.asarray(value) for name, value in draws.items()}
+            found = self._precisely(lambda problem: corrected_sample(self._proposal(problem), key, num_samples))
+            return self._with_summed({name: jnp.asarray(value) for name, value in found.items()}, key, num_samples)
         problem = self.problem
+        if isinstance(problem.model, Marginal) and problem.model.is_exact(*problem.args, **problem.kwargs):
+            return self._with_summed({}, key, num_samples)
         guide = problem.guide.whole if isinstance(problem.guide, WholePlates) else problem.guide
         params = jax.tree.map(jnp.asarray, self.params)  # a guide may look them up with a traced index
         draw = Predictive(guide, params=params, num_samples=num_samples, parallel=True)
         values = draw(key, *problem.args, **problem.kwargs)
-        return {name: value for name, value in values.items() if name not in self._auxiliary()}
+        drawn = {name: value for name, value in values.items() if name not in self._auxiliary()}
+        return self._with_summed(drawn, key, num_samples)
+
+    def _with_summed(self, draws: dict[str, jax.Array], key: jax.Array, number: int) -> dict[str, jax.Array]:
+        """Add the latents that were summed out, drawn from their exact conditionals, unless plates subsample."""
+        model, problem = self.problem.model, self.problem
+        if not isinstance(model, Marginal):
+            return draws
+        plan = model.plan(*problem.args, **problem.kwargs)
+        if not plan.summed or plan.subsampled:
+            return draws
+        return draws | model.draw(jax.random.fold_in(key, 1), draws, number, *problem.args, **problem.kwargs)
 
     def _precisely(self, run: Callable[[Problem], Any]) -> Any:
         """Run a function of the problem; in double precision if the fit was made in it."""
         if not self.double:
             return run(self.problem)
-        with double(True):
+
+        def precisely() -> Any:
             params, args, kwargs = as_double(
                 (dict(self.problem.params), self.problem.args, dict(self.problem.kwargs))
             )
             return run(replace(self.problem, params=params, args=args, kwargs=kwargs))
+
+        return in_double(precisely)
+
+    def _proposal(self, problem: Problem) -> Problem:
+        """Return the problem with a guide for draws that are weighed: with heavier tails, if the guide has them."""
+        guide = problem.guide
+        return replace(problem, guide=guide.proposal(self.moments)) if isinstance(guide, HeavyTails) else problem
 
     @one_at_a_time
     def _auxiliary(self) -> set[str]:
@@ -195,7 +227,7 @@ class FitResult:
 
     def khat(self, key: Key, num_samples: int = 16_000) -> float:
         """Return the PSIS k-hat of the guide as a proposal for the posterior; warn if above 0.7."""
-        return self._precisely(lambda problem: khat(problem, as_key(key), num_samples))
+        return self._precisely(lambda problem: khat(self._proposal(problem), as_key(key), num_samples))
 
     def elbo_estimate(self, key: Key, n: int = 1000) -> ElboEstimate:
         """Estimate the ELBO with its standard error, and the importance-weighted bound, from `n` draws."""
@@ -204,7 +236,8 @@ class FitResult:
     def diagnose(self, key: Key, n: int = 16_000) -> Diagnosis:
         """Check the fit for every known problem: convergence, other modes, quadrature, k-hat, reweighted moments."""
         key = as_key(key)
-        found = self._precisely(lambda problem: diagnose(problem, key, n))
+        heavy = isinstance(self.problem.guide, HeavyTails)
+        found = self._precisely(lambda p: diagnose(p, key, n, self._proposal(p) if heavy else None))
         against = [] if self.converged else [f"the fit has not converged: {self.status}"]
         if self.other_modes:
             against.append(self._other_modes_flag())
@@ -320,8 +353,8 @@ class FitResult:
         return plain | {"trees": trees, "phases": phases, "estimator": self.estimator_name, "names": names}
 
 
-_PLAIN = ("converged", "status", "steps", "seconds", "quadrature", "how", "gradients", "double")
-_ARRAYS = ("params", "elbo", "gradient_variance", "error", "clock")
+_PLAIN = ("converged", "status", "steps", "seconds", "quadrature", "how", "gradients", "double", "note")
+_ARRAYS = ("params", "elbo", "gradient_variance", "error", "clock", "moments")
 
 
 def load(
@@ -356,13 +389,14 @@ def load(
     def rebuilt(numbers: Mapping[str, Any], **more: Any) -> FitResult:
         trees = {name: container.undescribed(text, arrays) for name, text in numbers["trees"].items()}
         return FitResult(
-            **({"error": None} | trees),
+            **({"error": None, "moments": None} | trees),
             converged=numbers["converged"],
             status=numbers["status"],
             quadrature=numbers.get("quadrature", ""),
             how=numbers.get("how", ""),
             gradients=numbers.get("gradients", {}),
             double=numbers.get("double", False),
+            note=numbers.get("note", ""),
             names=tuple(Names(n["argument"], n["axis"], tuple(n["values"])) for n in numbers.get("names", ())),
             steps=numbers["steps"],
             seconds=numbers["seconds"],

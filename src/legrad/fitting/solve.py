@@ -1,7 +1,8 @@
 """Fits of `Structured` to continuous latents without a learning rate: the mode, then the ELBO with fixed draws.
 
 The number of draws is doubled until fresh draws confirm the answer. A location-scale site below a latent scale (a
-funnel) is tried as loc + scale · x if the fit of the model as written is not close to the posterior.
+funnel) is tried as loc + scale · x if the fit of the model as written is not close to the posterior. Several starts
+are climbed from only where their modes differ, and their evidence by Laplace's approximation is not much worse.
 """
 
 from __future__ import annotations
@@ -9,25 +10,30 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from legrad.diagnostics.psis import LIMIT, smoothed_weights
+from legrad.diagnostics.psis import LIMIT
 from legrad.fitting.density import Density
+from legrad.fitting.exchangeable import exchangeable_sites
 from legrad.fitting.fixed_draws import FixedDraws, Gaussian, moment_matched
-from legrad.fitting.mode import curvature, find_mode
+from legrad.fitting.mode import Mode, curvature, find_mode
+from legrad.fitting.reweigh import reweigh
 from legrad.guides.structured import Structured
-from legrad.model.precision import as_double, double
+from legrad.model.precision import as_double, in_double
 
+MUCH_WORSE = 10.0  # nats: a mode with exp(-10) of the mass does not matter
 _DRAWS, _MOST_DRAWS = 128, 8192
 _CONFIRMED = 0.05  # standard deviations that fresh draws may move the optimum
 _CLIMB = 200  # the largest number of gradients of the objective in one climb
-_JUDGED = 4096  # draws for k-hat
 _CLOSE = 0.5  # a k-hat below which a fit is not compared with a non-centred one
 _STARTS = 100  # places to look for a finite start
+_SAME = 0.1  # standard deviations: modes this close are one mode
+_EQUAL = 0.01  # nats: modes of exchangeable components with equal evidence differ by their labels
+_SEVERAL = 4  # starts of a model that may have several modes
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,9 @@ class Attempt:
         error: how far fresh draws would move the optimum, in standard deviations.
         draws: the number of fixed draws at the end.
         elbo: the ELBO by other draws.
-        khat: the PSIS k-hat of as many draws.
+        khat: the PSIS k-hat of the weighed draws.
+        shift: how far means and sds are from the posterior's by weighed draws, in its standard deviations.
+        moments: the posterior's moments by weighed draws; None if they do not tell.
         mode: whether the climb began at a mode.
         history: the ELBO at each gradient of the objective.
         gradients: how many gradients of the model the mode took, and of the objective the climb.
@@ -55,10 +63,36 @@ class Attempt:
     draws: int
     elbo: float
     khat: float
+    shift: float
+    moments: Gaussian | None
     mode: bool
     history: list[float]
     gradients: dict[str, int]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A start that has been followed to a mode, if there is one."""
+
+    x: np.ndarray
+    mode: Mode
+    gradients: int
+    note: str
+
+    @property
+    def evidence(self) -> float:
+        """The log evidence by Laplace's approximation, without constants; -inf without a mode."""
+        if not self.mode.found:
+            return -math.inf
+        return self.mode.value + float(np.sum(np.log(np.diagonal(self.mode.tril))))
+
+    def is_same(self, other: _Start) -> bool:
+        """Whether two starts lead to the same mode."""
+        if not (self.mode.found and other.mode.found):
+            return False
+        apart = np.linalg.solve(other.mode.tril, self.mode.x - other.mode.x)
+        return bool(np.abs(apart).max() < _SAME)
 
 
 class Solver:
@@ -70,6 +104,9 @@ class Solver:
         kwargs: keyword arguments of the model.
         key: the random key.
         deadline: the `time.perf_counter()` after which no new climb begins.
+
+    Attributes:
+        exchangeable: the sites whose components can be relabelled without changing the density.
     """
 
     def __init__(
@@ -80,32 +117,83 @@ class Solver:
         self._given = args, dict(kwargs)
         self.double = True
         self._densities: dict[tuple[str, ...], Density] = {}
+        self.exchangeable: tuple[str, ...] = ()
 
-    def run(self, restarts: int) -> list[Attempt]:
-        """Return an attempt for each start; the first begins at the prior's median, the others at random places."""
-        space = self.guide.space(*self._given[0], **self._given[1])
+    def run(self, restarts: int | None) -> list[Attempt]:
+        """Return an attempt for each start; the first begins at the prior's median, the others at draws of the prior.
+
+        Args:
+            restarts: the number of starts; if None, one, or four if the model has exchangeable components, or if
+                the first start led over a saddle.
+        """
         try:
-            return [self._attempt(start, space.start) for start in range(restarts)]
+            return in_double(lambda: self._run(restarts))
         except TypeError:  # a program with float32 written into it, such as the carry of a scan
             self.double = False
-            self._densities.clear()
-            return [self._attempt(start, space.start) for start in range(restarts)]
+            return self._run(restarts)
 
-    def _attempt(self, start: int, first: np.ndarray) -> Attempt:
-        rng = np.random.default_rng([self.seed, start])
-        place = first if start == 0 else first + rng.uniform(-2, 2, len(first))
-        with double(True if self.double else bool(jax.config.read("jax_enable_x64"))):
-            found = self._fit(self.guide, place, rng)
-            if found.converged and found.khat < _CLOSE:
-                return found
-            args, kwargs = self._arguments()
-            funnels = self.guide.space(*args, **kwargs).funnels(args, kwargs)
-            if not funnels or time.perf_counter() > self.deadline:
-                return found
-            other = Structured(self.guide.model, noncentered=funnels, prefix=self.guide.prefix)
-            space = other.space(*args, **kwargs)
-            moved = self._fit(other, place if start else space.start, rng)
-            return _better(found, moved, ", ".join(funnels))
+    def _run(self, restarts: int | None) -> list[Attempt]:
+        self._densities.clear()
+        args, kwargs = self._arguments()
+        self.exchangeable = exchangeable_sites(self.guide.space(*args, **kwargs), args, kwargs)
+        starts = [self._start(0)]
+        if restarts is None:
+            restarts = _SEVERAL if self.exchangeable or starts[0].mode.left_a_saddle else 1
+        starts += [self._start(i) for i in range(1, restarts)]
+        best = max(range(restarts), key=lambda i: starts[i].evidence)
+        done: dict[int, Attempt] = {best: self._best_form(starts[best], best)}
+        for i, start in enumerate(starts):
+            if i == best:
+                continue
+            same = next((j for j in done if self._is_same(start, starts[j])), None)
+            if same is not None:
+                done[i] = done[same]
+            elif start.evidence > starts[best].evidence - MUCH_WORSE:
+                done[i] = self._best_form(start, i)
+            else:
+                done[i] = self._left_out(start)
+        return [done[i] for i in range(restarts)]
+
+    def _is_same(self, one: _Start, other: _Start) -> bool:
+        if one.is_same(other):
+            return True
+        gap = abs(one.evidence - other.evidence) if math.isfinite(one.evidence) else math.inf
+        return bool(self.exchangeable) and gap < _EQUAL
+
+    def _left_out(self, start: _Start) -> Attempt:
+        """Return the attempt of a start that is not climbed from: its mode is much worse, or it found none."""
+        q = Gaussian(start.mode.x, start.mode.tril)
+        note = "not climbed from: the mode that it leads to is much worse" if start.mode.found else "found no mode"
+        return Attempt(
+            self.guide, q, False, math.inf, 0, start.evidence, math.inf, math.nan, None, start.mode.found, [],
+            {"model": start.gradients, "objective": 0}, (note,),
+        )  # fmt: skip
+
+    def _start(self, number: int) -> _Start:
+        args, kwargs = self._arguments()
+        space, density = self.guide.space(*args, **kwargs), self._density(self.guide)
+        rng = np.random.default_rng([self.seed, number])
+        before = density.gradients
+        x, note = _finite_start(density, space.start if number == 0 else space.other_start(rng), rng)
+        mode = find_mode(density, x)
+        return _Start(x, mode, density.gradients - before, note)
+
+    def _best_form(self, start: _Start, number: int) -> Attempt:
+        """Climb from a start; if the fit is not close to the posterior, try funnels non-centred."""
+        found = self._climb(self.guide, start)
+        if found.converged and found.khat < _CLOSE:
+            return found
+        args, kwargs = self._arguments()
+        funnels = self.guide.space(*args, **kwargs).funnels(args, kwargs)
+        if not funnels or time.perf_counter() > self.deadline:
+            return found
+        other = Structured(self.guide.model, noncentered=funnels, prefix=self.guide.prefix)
+        density, rng = self._density(other), np.random.default_rng([self.seed, number, 1])
+        before = density.gradients
+        x, note = _finite_start(density, other.space(*args, **kwargs).start, rng)
+        mode = find_mode(density, x)
+        moved = self._climb(other, _Start(x, mode, density.gradients - before, note))
+        return _better(found, moved, ", ".join(funnels))
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return as_double(self._given) if self.double else self._given
@@ -116,33 +204,27 @@ class Solver:
             self._densities[guide.noncentered] = Density(guide.space(*args, **kwargs), args, kwargs)
         return self._densities[guide.noncentered]
 
-    def _fit(self, guide: Structured, start: np.ndarray, rng: np.random.Generator) -> Attempt:
+    def _climb(self, guide: Structured, start: _Start) -> Attempt:
         density = self._density(guide)
-        before = density.gradients
-        start, note = _finite_start(density, start, rng)
-        mode = find_mode(density, start)
-        of_mode = density.gradients - before
         climber = FixedDraws(density)
-        q = Gaussian(mode.x, mode.tril)
-        if not mode.found:
-            q = _around(density, start)
+        q = Gaussian(start.mode.x, start.mode.tril) if start.mode.found else _around(density, start.x)
         number = max(_DRAWS, 1 << math.ceil(math.log2(2 * density.size)))
-        draws, limit = moment_matched(number, density.size, self.seed), _CLIMB
+        draws = moment_matched(number, density.size, self.seed)
         while True:
-            q, ended = climber.climb(q, draws, limit)
+            q, ended = climber.climb(q, draws, _CLIMB)
             number = len(draws)
             error = climber.error(q, moment_matched(number, density.size, self.seed + number))
             late = time.perf_counter() > self.deadline
             if (ended and error <= _CONFIRMED) or 2 * number > _MOST_DRAWS or late:
                 break
             draws = moment_matched(2 * number, density.size, self.seed + 1 + number)
-        e = np.random.default_rng([self.seed, 1]).normal(size=(_JUDGED, density.size))
-        elbo, k = _judge(density, q, e)
-        gradients = {"model": of_mode, "objective": climber.gradients}
+        found = reweigh(density, q, self.seed)
+        gradients = {"model": start.gradients, "objective": climber.gradients}
         done = ended and error <= _CONFIRMED
         return Attempt(
-            guide, q, done, error, number, elbo, k, mode.found, climber.history, gradients, (note,) if note else ()
-        )
+            guide, q, done, error, number, found.elbo, found.khat, found.shift, found.moments, start.mode.found,
+            climber.history, gradients, (start.note,) if start.note else (),
+        )  # fmt: skip
 
 
 def _finite_start(density: Density, start: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, str]:
@@ -174,21 +256,6 @@ def _around(density: Density, start: np.ndarray) -> Gaussian:
     return Gaussian(start, tril)
 
 
-def _judge(density: Density, q: Gaussian, e: np.ndarray) -> tuple[float, float]:
-    """Return the ELBO and the k-hat of a Gaussian; without ArviZ k-hat is NaN."""
-    log_p = density.many(q.at(e))
-    log_p = np.where(np.isfinite(log_p), log_p, -math.inf)
-    log_q = -0.5 * (e**2).sum(1) - np.sum(np.log(np.diagonal(q.tril))) - 0.5 * e.shape[1] * math.log(2 * math.pi)
-    log_w = log_p - log_q
-    elbo = float(log_w[np.isfinite(log_w)].mean()) if np.isfinite(log_w).any() else -math.inf
-    if np.isneginf(log_w).all():
-        return elbo, math.inf
-    try:
-        return elbo, smoothed_weights(log_w)[1]
-    except ImportError:
-        return elbo, math.nan
-
-
 def _better(written: Attempt, moved: Attempt, names: str) -> Attempt:
     """Return the better of a fit as the model is written, and one with sites non-centred; and say so."""
     total = {what: written.gradients[what] + moved.gradients[what] for what in written.gradients}
@@ -201,5 +268,4 @@ def _better(written: Attempt, moved: Attempt, names: str) -> Attempt:
         if good
         else f"{names} left as written (an ELBO of {written.elbo:.4g}, against {moved.elbo:.4g} non-centred)"
     )
-    fields = {name: getattr(best, name) for name in Attempt.__dataclass_fields__}
-    return Attempt(**(fields | {"gradients": total, "notes": (*best.notes, note)}))
+    return replace(best, gradients=total, notes=(*best.notes, note))

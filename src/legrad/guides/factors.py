@@ -136,7 +136,7 @@ def continuous_factor(draws: Sequence[Latent], init: ArrayLike | None, scale: fl
         ) from None
     if init is None:
         site.concrete("prior", site.value)
-        values = jnp.stack([draw.value for draw in draws])
+        values = jnp.stack([draw.median for draw in draws])
         loc = jax.jit(lambda values: jnp.median(transform.inv(values), axis=0))(values)
         loc = all_members(site, transform, loc)
     else:

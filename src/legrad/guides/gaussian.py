@@ -5,6 +5,10 @@
 
 with h(x) the joint latents less their mean, divided by their standard deviations. The cost of members is linear in
 their number, and a plate may be subsampled.
+
+Draws that are weighed against the posterior need tails at least as heavy as the posterior's. For those the joint is
+
+    x ~ ⅓ Normal(loc, L Lᵀ) + ⅓ Normal(m, S) + ⅓ Student-t(5; m, S)     m, S: moments of the posterior, if known
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from legrad.guides.latents import Plate
 from legrad.guides.whitened import WhitenedCholesky, WhitenedVector
 
 FULL = 400  # the largest number of latents with a full Cholesky factor
+_TAILS = 5.0  # degrees of freedom of the heavy tails
+Moments = tuple[np.ndarray, np.ndarray]  # a mean, and the Cholesky factor of a covariance
 
 
 @dataclass
@@ -37,18 +43,35 @@ class Joint:
         start: the initial mean.
         scale: the initial standard deviation of each latent.
         whitening: a center and a lower triangular matrix: the coordinates in which to optimize; None for plain ones.
+        heavy: whether to sample with heavy tails.
+        moments: the moments of the posterior, for the heavy tails; None for those of the Gaussian.
     """
 
     name: str
     start: np.ndarray
     scale: float
-    whitening: tuple[np.ndarray, np.ndarray] | None = None
+    whitening: Moments | None = None
+    heavy: bool = False
+    moments: Moments | None = None
 
     def sample(self) -> tuple[jax.Array, jax.Array]:
         """Sample the vector; return it, and the same less its mean in standard deviations."""
         loc, fn = self._distribution()
-        x = numpyro.sample(self.name, fn, infer={"is_auxiliary": True})
+        x = numpyro.sample(self.name, self._heavy(fn) if self.heavy else fn, infer={"is_auxiliary": True})
         return x, (x - loc) / jnp.sqrt(fn.variance)
+
+    def initial(self, loc: np.ndarray, sd: np.ndarray) -> dict[str, np.ndarray]:
+        """Return initial values of the parameters from means and standard deviations."""
+        if len(loc) <= FULL:
+            return {f"{self.name}_loc": loc, f"{self.name}_scale_tril": np.diag(sd)}
+        return {f"{self.name}_loc": loc, f"{self.name}_log_scale": np.log(sd)}
+
+    def _heavy(self, fn: Any) -> Any:
+        if not isinstance(fn, dist.MultivariateNormal):
+            return fn
+        m, root = (fn.loc, fn.scale_tril) if self.moments is None else map(jnp.asarray, self.moments)
+        parts = [fn, dist.MultivariateNormal(m, scale_tril=root), dist.MultivariateStudentT(_TAILS, m, root)]
+        return dist.MixtureGeneral(dist.Categorical(probs=jnp.full(len(parts), 1 / len(parts))), parts)
 
     def _distribution(self) -> tuple[jax.Array, Any]:
         size, real = len(self.start), jnp.result_type(float)
@@ -98,6 +121,12 @@ class Members:
         for plate in self.plates:
             shape[plate.dim] = plate.size
         return tuple(shape)
+
+    def initial(self, loc: Sequence[np.ndarray], sd: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Return initial values of the parameters from means and standard deviations of the parts."""
+        found = [np.concatenate([p.reshape(*self.batch, -1) for p in parts], -1) for parts in (loc, sd)]
+        diagonal = found[1][..., None] * np.eye(found[1].shape[-1])
+        return {f"{self.name}_loc": found[0], f"{self.name}_scale_tril": diagonal}
 
     def sample(self, h: jax.Array | None) -> dict[str, tuple[jax.Array, jax.Array]]:
         """Sample the members inside their plates; return each site before and after its bijection."""

@@ -66,14 +66,21 @@ class LatentSpace:
     ) -> None:
         self.model, self.noncentered = model, tuple(noncentered)
         self.parts: dict[str, Part] = {}
-        starts, end = [], 0
+        places, end = [], 0
         for draw in draws:
-            part, start = _part(draw, end)
+            part, here = _part(draw, end)
             self.parts[part.latent.name] = part
-            starts.append(jnp.zeros_like(start) if part.latent.name in self.noncentered else start)
+            places.append(jnp.zeros_like(here) if part.latent.name in self.noncentered else here)
             end += part.size
         self.size = end
-        self.start = np.concatenate([np.zeros(0), *(np.asarray(s, np.float64) for s in starts)])
+        rows = [np.asarray(p, np.float64) for p in places]
+        found = np.concatenate(rows, axis=1) if rows else np.zeros((1, 0))
+        self.start, self._prior = found[0], found[1:]
+
+    def other_start(self, rng: np.random.Generator) -> np.ndarray:
+        """Return another place to start from: a draw of the prior; up to 2 from zero where the prior is flat."""
+        place = self._prior[rng.integers(len(self._prior))]
+        return np.where(place == 0.0, rng.uniform(-2, 2, self.size), place)
 
     def place(
         self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -88,14 +95,26 @@ class LatentSpace:
             found[name] = z, part.counted(part.transform.log_abs_det_jacobian(u, z))
         return found
 
-    def log_density(self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> jax.Array:
-        """Return the log-density of the vector x, up to a constant."""
+    def log_density(
+        self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any] | None = None
+    ) -> jax.Array:
+        """Return the log-density of the vector x, up to a constant, at given values of all discrete latents."""
         placed = self.place(x, args, kwargs)
-        values = {name: z for name, (z, _) in placed.items()}
+        values = {name: z for name, (z, _) in placed.items()} | dict(given or {})
         with one_at_a_time, handlers.trace() as trace, handlers.seed(rng_seed=0), handlers.substitute(data=values):
             self.model(*args, **kwargs)
         terms = [site_log_prob(site) for _, site in sample_sites(trace)] + [stretch for _, stretch in placed.values()]
         return sum((jnp.sum(term) for term in terms), start=jnp.zeros(()))
+
+    def draw_discrete(
+        self, key: jax.Array, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, jax.Array]:
+        """Draw the discrete latents from the prior, given the vector x."""
+        values = {name: z for name, (z, _) in self.place(x, args, kwargs).items()}
+        with one_at_a_time, handlers.trace() as trace, handlers.seed(rng_seed=key), handlers.substitute(data=values):
+            self.model(*args, **kwargs)
+        latents = {name: site for name, site in sample_sites(trace) if not site["is_observed"]}
+        return {name: jnp.asarray(site["value"]) for name, site in latents.items() if name not in self.parts}
 
     def funnels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the location-scale sites of the model whose scale depends on other latents."""
@@ -138,7 +157,7 @@ class LatentSpace:
 
 
 def _part(draws: Sequence[Latent], start: int) -> tuple[Part, jax.Array]:
-    """Return the part of a site, and where the vector starts there: the prior's median, or zero for a flat prior."""
+    """Return the part of a site, the prior's median there, and draws of the prior; zeros for a flat prior."""
     site = draws[0]
     check_static(draws)
     try:
@@ -157,13 +176,16 @@ def _part(draws: Sequence[Latent], start: int) -> tuple[Part, jax.Array]:
         free = np.flatnonzero(mask)
     size = int(np.prod(shape)) if free is None else len(free)
     if site.family == "ImproperUniform" or site.value.shape != site.shape:
-        median = jnp.zeros(shape)
+        places = jnp.zeros((1 + len(draws), *shape))
     else:
         site.concrete("prior", site.value)
-        values = jnp.stack([draw.value for draw in draws])
-        median = jax.jit(lambda values: jnp.median(transform.inv(values), axis=0))(values)
-        median = jnp.nan_to_num(median, posinf=_INTERIOR, neginf=-_INTERIOR)
+        medians, values = (jnp.stack([getattr(draw, what) for draw in draws]) for what in ("median", "value"))
+
+        def before(medians: jax.Array, values: jax.Array) -> jax.Array:
+            return jnp.concatenate([jnp.median(transform.inv(medians), axis=0)[None], transform.inv(values)])
+
+        places = jnp.nan_to_num(jax.jit(before)(medians, values), posinf=_INTERIOR, neginf=-_INTERIOR)
         if site.support is not constraints.real:
-            median = jnp.clip(median, -_INTERIOR, _INTERIOR)
-    flat = jnp.ravel(median)
-    return Part(site.static(), transform, shape, free, start, size), flat if free is None else flat[free]
+            places = jnp.clip(places, -_INTERIOR, _INTERIOR)
+    flat = places.reshape(len(places), -1)
+    return Part(site.static(), transform, shape, free, start, size), flat if free is None else flat[:, free]

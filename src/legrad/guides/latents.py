@@ -33,7 +33,7 @@ class Plate(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["value", "support", "mask", "prior"],
+    data_fields=["value", "support", "mask", "prior", "median"],
     meta_fields=["name", "family", "shape", "event_dim", "plates", "owner"],
 )
 @dataclass(frozen=True)
@@ -49,11 +49,12 @@ class Latent:
     support: Any  # of one factor: to_event removed
     mask: Any  # None, or broadcastable to the shape of the factors
     prior: Any  # of a count, else None: the distribution without expand, to_event, mask
+    median: Any  # of the prior given this draw of its parents; the value itself where NumPyro has no quantiles
     owner: str = "MeanField"  # the guide, for messages
 
     def static(self) -> Latent:
         """Return the properties that hold for all draws."""
-        return replace(self, value=None, prior=None)
+        return replace(self, value=None, prior=None, median=None)
 
     def error(self, problem: str) -> ValueError:
         """Make an error that names the site."""
@@ -107,6 +108,16 @@ def prior_draws(
     return list(draws), names[0]
 
 
+def _median(prior: Any, value: jax.Array) -> jax.Array:
+    """Return the median of a prior, where NumPyro has it; else its draw."""
+    if not isinstance(prior.support, constraints.Constraint) or prior.support.is_discrete or prior.event_dim:
+        return value
+    try:
+        return jnp.broadcast_to(prior.icdf(jnp.full((), 0.5, value.dtype)), value.shape)
+    except (NotImplementedError, ImportError, ValueError):
+        return value
+
+
 def _latent(site: Mapping[str, Any], trace: Mapping[str, Any], owner: str) -> Latent:
     name, fn, value = site["name"], site["fn"], jnp.asarray(site["value"])
     # Plates inside a `scan` are not in the trace: unless the plates subsample, their axes are ordinary axes.
@@ -121,7 +132,10 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any], owner: str) -> La
         support = support.base_constraint
     base, mask = unwrap(fn)
     prior = base if isinstance(support, constraints.integer_greater_than) else None
-    latent = Latent(name, type(base).__name__, tuple(shape), fn.event_dim, plates, value, support, mask, prior, owner)
+    median = _median(base, value)
+    latent = Latent(
+        name, type(base).__name__, tuple(shape), fn.event_dim, plates, value, support, mask, prior, median, owner
+    )
     if len(plates) < len(site["cond_indep_stack"]) and site["scale"] not in (None, 1, 1.0):
         raise latent.error("is scaled in a plate inside scan, which cannot be subsampled: use the full plate")
     if isinstance(base, dist.Delta):

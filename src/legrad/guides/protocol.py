@@ -1,7 +1,8 @@
-"""Optional methods of a guide, beyond being a NumPyro program. `MeanField` has both."""
+"""Optional methods of a guide, beyond being a NumPyro program. `MeanField` has the first two, `Structured` all."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -22,4 +23,13 @@ class OtherStarts(Protocol):
 
     def other_start(self, key: jax.Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, jax.Array]:
         """Return initial values of some parameters, constrained, by name."""
+        ...
+
+
+@runtime_checkable
+class HeavyTails(Protocol):
+    """A guide that can draw with heavier tails, so that the weights of its draws have a bounded spread."""
+
+    def proposal(self, moments: Any = None) -> Callable[..., Any]:
+        """Return the guide with heavier tails, around the posterior's moments if they are known."""
         ...

@@ -7,8 +7,10 @@ x are the continuous latents through the bijections to their supports, z_e the e
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from legrad.guides.factors import DiscreteFactor, discrete_factor
-from legrad.guides.gaussian import FULL, Joint, Members
+from legrad.guides.gaussian import FULL, Joint, Members, Moments
 from legrad.guides.latent_space import LatentSpace, Part
 from legrad.guides.latents import Latent, Plate, check_static, prior_draws
 from legrad.model.log_density import LogDensity
@@ -71,9 +73,10 @@ class Structured:
             raise ValueError(f"Structured: init_scale must be positive, got {init_scale}.")
         self.model, self.noncentered, self.init_scale, self.prefix = model, tuple(noncentered), init_scale, prefix
         self._windows = dict(window or {})
-        self._whitening: tuple[np.ndarray, np.ndarray] | None = None
+        self._whitening: Moments | None = None
         self._ready = False
         self._space: LatentSpace
+        self._everything: LatentSpace
         self._joint: Joint | None
         self._members: list[Members]
         self._discrete: list[DiscreteFactor]
@@ -97,6 +100,50 @@ class Structured:
         return not self._discrete and not self._members and 0 < self._space.size <= FULL
 
     @property
+    def discrete(self) -> list[DiscreteFactor]:
+        """The factors of the discrete latents; known after the first call."""
+        return self._discrete
+
+    def everything(self, *args: Any, **kwargs: Any) -> LatentSpace:
+        """Return the vector space of all continuous latents, those of plate members included."""
+        self._prepare(args, kwargs)
+        return self._everything
+
+    @property
+    def is_subsampled(self) -> bool:
+        """Whether a plate of the model takes some of its members at a time; known after the first call."""
+        latents = [part.latent for part in self._everything.parts.values()] + [f.latent for f in self._discrete]
+        return any(plate.subsample_size < plate.size for latent in latents for plate in latent.plates)
+
+    @property
+    def is_whitenable(self) -> bool:
+        """Whether there is a joint Gaussian with a full covariance; known after the first call."""
+        return 0 < self._space.size <= FULL
+
+    @property
+    def joint_positions(self) -> np.ndarray:
+        """Where the joint latents are in the vector of all continuous latents; known after the first call."""
+        parts = [self._everything.parts[name] for name in self._space.parts]
+        return np.concatenate([np.zeros(0, int), *(np.arange(p.start, p.start + p.size) for p in parts)])
+
+    def initial(self, x: np.ndarray, sd: np.ndarray) -> dict[str, np.ndarray]:
+        """Return initial values of the Gaussians that are not whitened, by the names of their parameters.
+
+        Args:
+            x: the means, in the vector space of all continuous latents.
+            sd: the standard deviations.
+        """
+        found: dict[str, np.ndarray] = {}
+        if self._joint is not None and self._whitening is None:
+            mine = self.joint_positions
+            found |= self._joint.initial(x[mine], sd[mine])
+        for group in self._members:
+            parts = [self._everything.parts[part.latent.name] for part in group.parts]
+            places = [slice(p.start, p.start + p.size) for p in parts]
+            found |= group.initial([x[place] for place in places], [sd[place] for place in places])
+        return found
+
+    @property
     def names(self) -> tuple[str, str]:
         """The names of the parameters of the joint Gaussian: its mean, and its Cholesky factor."""
         return f"{self._base}_loc", f"{self._base}_scale_tril"
@@ -111,6 +158,17 @@ class Structured:
         self._whitening = center, tril
         if self._ready and self._joint is not None:
             self._joint.whitening = self._whitening
+
+    def proposal(self, moments: Moments | None = None) -> Structured:
+        """Return this guide with heavier tails of the joint Gaussian, for draws that are weighed by the posterior.
+
+        Args:
+            moments: mean and Cholesky factor of the posterior's covariance in unconstrained space, if they are known.
+        """
+        other = copy.copy(self)
+        if self._joint is not None:
+            other._joint = replace(self._joint, heavy=True, moments=moments)
+        return other
 
     @property
     def _base(self) -> str:
@@ -176,6 +234,8 @@ class Structured:
         self._space = LatentSpace(
             self.model, [draw for n, draw in continuous.items() if n not in local], self.noncentered
         )
+        # Subsampled plates have no place of all their members.
+        self._everything = self._space if not local else LatentSpace(self.model, list(continuous.values()))
         size = self._space.size
         self._joint = Joint(self._base, self._space.start, self.init_scale, self._whitening) if size else None
         groups: dict[tuple[Plate, ...], list[Part]] = {}

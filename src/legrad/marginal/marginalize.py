@@ -52,6 +52,7 @@ class _Plan:
     hidden: frozenset[str]  # deterministic sites that do
     shapes: dict[str, tuple[int, ...]]  # of all latents
     kept: dict[str, str]  # discrete sites that stay latents, with the reason
+    subsampled: bool  # whether a plate takes some of its members at a time
 
 
 class Marginal:
@@ -79,6 +80,33 @@ class Marginal:
         """Return the names of the sites that are summed out, for these arguments of the model."""
         return self.plan(*args, **kwargs).summed
 
+    def is_exact(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether every latent is summed out, for these arguments of the model."""
+        plan = self.plan(*args, **kwargs)
+        return bool(plan.summed) and set(plan.shapes) == set(plan.summed)
+
+    def draw(
+        self, key: jax.Array, draws: Mapping[str, Any], number: int, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Draw the summed sites once for each of a number of draws of all other latents, with one leading axis.
+
+        Args:
+            key: a random key.
+            draws: draws of the other latents, by name; empty if every latent is summed out.
+            number: the number of draws.
+            args: the arguments of the model.
+            kwargs: keyword arguments of the model.
+        """
+        plan = self.plan(*args, **kwargs)
+        given = {name: jnp.asarray(draws[name]) for name in plan.shapes if name not in plan.summed}
+
+        def one(item: tuple[Any, Any]) -> dict[str, Any]:
+            found = self._sum(plan, item[0], args, kwargs)
+            return {name: _at(found.supports[name], index) for name, index in found.draw(item[1]).items()}
+
+        run = jax.jit(lambda items: jax.lax.map(one, items, batch_size=min(64, number)))
+        return run((given, jax.random.split(key, number)))
+
     def recover(
         self, key: Key, draws: Mapping[str, Any], *args: Any, most_likely: bool = False, **kwargs: Any
     ) -> Recovered:
@@ -91,7 +119,6 @@ class Marginal:
             most_likely: return the jointly most likely values instead of a draw.
             kwargs: keyword arguments of the model.
         """
-        key = as_key(key)
         if not args and not kwargs and self._last is not None:
             args, kwargs = self._last
         plan = self.plan(*args, **kwargs)
@@ -103,12 +130,11 @@ class Marginal:
             )
         given = {name: jnp.asarray(draws[name]) for name in plan.shapes if name not in plan.summed}
         if not given:
-            return _first(self._recovered(plan, {}, jax.random.split(key, 1), most_likely, args, kwargs))
+            return _first(self._recovered(plan, {}, jax.random.split(as_key(key), 1), most_likely, args, kwargs))
         name = next(iter(given))
         lead = given[name].shape[: given[name].ndim - len(plan.shapes[name])]
         flat = {k: v.reshape(-1, *v.shape[len(lead) :]) for k, v in given.items()}
-        count = math.prod(lead)
-        found = self._recovered(plan, flat, jax.random.split(key, count), most_likely, args, kwargs)
+        found = self._recovered(plan, flat, jax.random.split(as_key(key), math.prod(lead)), most_likely, args, kwargs)
         return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)
 
     def _recovered(self, plan: _Plan, given: Any, keys: Any, most_likely: bool, args: Any, kwargs: Any) -> Recovered:
@@ -125,10 +151,10 @@ class Marginal:
             drawn, support, shares = {}, {}, {}
             for name, index in chosen.items():
                 s = found.supports[name]
-                every = jnp.broadcast_to(s.values, (s.size, *s.shape)).reshape(s.size, s.count)
-                drawn[name] = every[index, jnp.arange(s.count)].reshape(s.shape)
+                every = jnp.broadcast_to(s.values, (s.size, *s.shape))
+                drawn[name] = _at(s, index)
                 shares[name] = jnp.moveaxis(probabilities[name].reshape(s.size, *s.shape), 0, -1)
-                support[name] = jnp.moveaxis(every.reshape(s.size, *s.shape), 0, -1)
+                support[name] = jnp.moveaxis(every, 0, -1)
             return Recovered(drawn, shares, support)
 
         run = jax.jit(lambda items: jax.lax.map(one, items, batch_size=min(64, len(keys))))
@@ -357,6 +383,12 @@ def _support(site: Any, start: int, window: int) -> tuple[Support, Any]:
     return Support(values, shape, start), scale
 
 
+def _at(support: Support, index: Any) -> jax.Array:
+    """Return the values of a site by the place of each element's value in its support."""
+    every = jnp.broadcast_to(support.values, (support.size, *support.shape)).reshape(support.size, support.count)
+    return every[index, jnp.arange(support.count)].reshape(support.shape)
+
+
 def _is_discrete(site: Any) -> bool:
     support = site["fn"].support
     return bool(support is not None and support.is_discrete)
@@ -397,7 +429,9 @@ def _plan_for(wanted: list[str], trace: Any, depends: Any, shapes: Any, kept: di
         if name not in summed and trace[name]["type"] == "sample" and seen & summed
     }
     hidden = {name for name, seen in depends.items() if trace[name]["type"] == "deterministic" and seen & summed}
-    return _Plan(tuple(wanted), frozenset(touched), frozenset(hidden), dict(shapes), dict(kept))
+    plates = [site for site in trace.values() if site["type"] == "plate"]
+    subsampled = any(len(site["value"]) < site["args"][0] for site in plates)
+    return _Plan(tuple(wanted), frozenset(touched), frozenset(hidden), dict(shapes), dict(kept), subsampled)
 
 
 def _blame(error: CannotSum, plan: _Plan) -> tuple[str, str]:

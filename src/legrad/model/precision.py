@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-double = jax.enable_x64
-"""`with double(True):` computes in float64; for this thread, and only inside."""
+T = TypeVar("T")
+
+
+def in_double(run: Callable[[], T]) -> T:
+    """Run a function in double precision, in this thread.
+
+    JAX keeps the NumPy arrays of a traced program in the precision that they were first traced in, as long as that
+    program lives: an array that a model closes over may still be float32, and the program fails with a TypeError.
+    Then what JAX keeps is dropped, and the function runs once more.
+    """
+    with jax.enable_x64(True):
+        try:
+            return run()
+        except TypeError:
+            jax.clear_caches()
+            return run()
 
 
 def as_double(tree: Any) -> Any:
-    """Return a tree with its float arrays as NumPy arrays of float64; all else stays."""
+    """Return a tree with its float arrays as NumPy arrays of float64; other arrays become views, all else stays.
+
+    A view is an array that JAX has not kept in single precision.
+    """
 
     def convert(x: Any) -> Any:
-        if isinstance(x, jax.Array | np.ndarray) and x.dtype in (np.float32, np.float16, jnp.bfloat16):
-            return np.asarray(x, np.float64)
-        return x
+        if isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating):
+            return np.asarray(x, np.float64).view()
+        return x.view() if isinstance(x, np.ndarray) else x
 
     return jax.tree.map(convert, tree)

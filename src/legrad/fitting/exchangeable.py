@@ -1,0 +1,82 @@
+"""Which components of a model can be relabelled: mixtures, states, topics, blocks.
+
+A density that does not change when two labels are swapped, in every axis and every discrete value that they number,
+has a mode for each order of the labels. It is found by trying: swap the first two entries of all axes of one length,
+at draws of the prior, and compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+
+from legrad.guides.latent_space import LatentSpace
+from legrad.model.sites import sample_sites, site_log_prob
+from legrad.model.threads import one_at_a_time
+
+_DRAWS = 2
+
+
+def exchangeable_sites(
+    space: LatentSpace, args: tuple[Any, ...], kwargs: Mapping[str, Any], categories: Mapping[str, int] | None = None
+) -> tuple[str, ...]:
+    """Return the sites whose components can be relabelled together; none if no relabelling keeps the density.
+
+    Args:
+        space: the continuous latents of the model.
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
+        categories: for each categorical latent that is sampled, the number of its values.
+    """
+    labels = dict(categories or {})
+    shapes = {name: part.latent.shape for name, part in space.parts.items()}
+    lengths = sorted({n for shape in shapes.values() for n in shape if n > 1} | {n for n in labels.values() if n > 1})
+    for length in lengths:
+        axes = {name: [i for i, n in enumerate(shape) if n == length] for name, shape in shapes.items()}
+        axes = {name: found for name, found in axes.items() if found}
+        renamed = [name for name, n in labels.items() if n == length]
+        if axes and _keeps(space, args, kwargs, axes, renamed):
+            return tuple(axes)
+    return ()
+
+
+@one_at_a_time
+def _keeps(space: LatentSpace, args: Any, kwargs: Any, axes: Mapping[str, list[int]], renamed: list[str]) -> bool:
+    """Whether swapping the first two entries of axes, and the values 0 and 1 of sites, keeps the density."""
+    rng = np.random.default_rng(0)
+
+    def run(values: Mapping[str, Any]) -> tuple[dict[str, Any], jax.Array, jax.Array]:
+        """Return the discrete latents, the log-density, and the sum of the sizes of its terms."""
+        with handlers.trace() as trace, handlers.seed(rng_seed=0), handlers.substitute(data=dict(values)):
+            space.model(*args, **kwargs)
+        sites = dict(sample_sites(trace))
+        terms = [jnp.sum(site_log_prob(site)) for site in sites.values()]
+        discrete = {n: s["value"] for n, s in sites.items() if not s["is_observed"] and n not in space.parts}
+        return discrete, jnp.asarray(sum(terms)), jnp.asarray(sum(jnp.abs(term) for term in terms))
+
+    def both(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        values = {name: z for name, (z, _) in space.place(x, args, kwargs).items()}
+        discrete, plain, size = run(values)
+        inside = jnp.asarray(True)
+        for name, found in axes.items():
+            z = values[name]
+            for axis in found:
+                z = jnp.take(z, np.array([1, 0, *range(2, z.shape[axis])]), axis)
+            inside &= jnp.all(space.parts[name].latent.support(z))
+            values[name] = z
+        for name in renamed:
+            z = discrete[name]
+            discrete[name] = jnp.where(z == 0, 1, jnp.where(z == 1, 0, z))
+        return plain, run({**values, **discrete})[1], size, inside
+
+    compiled, rounding = jax.jit(both), 100 * float(jnp.finfo(jnp.result_type(float)).eps)
+    for _ in range(_DRAWS):
+        plain, swapped, size, inside = jax.device_get(compiled(jnp.asarray(space.other_start(rng))))
+        if not (inside and abs(plain - swapped) <= rounding * (1 + size)):
+            return False
+    return True
