@@ -23,6 +23,22 @@ for package, name in (("legrad", "py.typed"), ("legrad.experiments", "report.htm
 missing = [name for name in legrad.__all__ if not hasattr(legrad, name)]
 assert not missing, missing
 END
+# What the README shows first works without extras.
+python - <<'END'
+import numpyro
+import numpyro.distributions as dist
+
+import legrad
+
+
+def model():
+    z = numpyro.sample("z", dist.Bernoulli(0.4))
+    numpyro.sample("y", dist.Normal(z, 1.0), obs=0.7)
+
+
+result = legrad.fit(model, legrad.MeanField(model), key=0, steps=50, progress=False)
+print(result, result.summary(0), result.diagnose(0, 1000), result.predict(0, n=10)["y"].shape)
+END
 legrad --help
 legrad --version
 # Without the extras, the experiments say what to install.

@@ -164,18 +164,13 @@ def arviz_tree(groups: dict[str, dict[str, Any]], coords: Any, dims: Any) -> Any
 
 
 def pareto_smoothed(log_weights: np.ndarray, tail: int) -> tuple[np.ndarray, float]:
-    """Run ArviZ's PSIS with the `tail` largest weights as the tail; return smoothed log-weights, and k-hat.
+    """Run PSIS of arviz-stats with the `tail` largest weights as the tail; return smoothed log-weights, and k-hat.
 
-    ArviZ computes the size of the tail itself, from the number of draws and their relative efficiency: the efficiency
-    is set so that ArviZ arrives at `tail`. From version 1 on ArviZ takes log-likelihoods, minus the log-weights.
+    arviz-stats computes the size of the tail itself, from the number of draws and their relative efficiency, rounded
+    down: the efficiency is set so that it arrives at `tail`. It takes log-likelihoods, minus the log-weights.
     """
-    n = len(log_weights)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # ArviZ 0.23 announces version 1 once a day
-        az = arviz()
-        if int(az.__version__.split(".")[0]) < 1:
-            smoothed, k = az.psislw(np.array(log_weights), reff=9 * n / (tail - 0.25) ** 2)  # it rounds up
-        else:
-            array_stats = import_module("arviz_stats.base").array_stats
-            smoothed, k = array_stats.psislw(-log_weights, r_eff=9 * n / (tail + 0.25) ** 2)  # it rounds down
+        warnings.simplefilter("ignore")
+        stats = import_module("arviz_stats.base").array_stats
+        smoothed, k = stats.psislw(-log_weights, r_eff=9 * len(log_weights) / (tail + 0.25) ** 2)
     return np.asarray(smoothed), float(k)

@@ -1,7 +1,8 @@
 """k-hat, the ELBO and the shifts of moments: against what is known exactly, and against what must be noticed."""
 
-import builtins
 import itertools
+import subprocess
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -16,8 +17,9 @@ from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNorma
 from scipy.special import logsumexp
 
 import legrad
+from legrad import _compat
 from legrad.diagnostics import weights
-from legrad.diagnostics.diagnosis import Weighed, _errors, _moments, diagnose
+from legrad.diagnostics.diagnosis import Weighed, _errors, _moments, _worst, diagnose
 from legrad.diagnostics.psis import LIMIT, _tied_khat, elbo_estimate, khat, log_weights, smoothed_weights, summary
 from legrad.model.messages import FitWarning
 from legrad.model.problem import Problem
@@ -77,16 +79,47 @@ def test_too_few_draws():
         khat(Problem(target(), normal(), {}), KEY, 50)
 
 
-def test_without_arviz(monkeypatch):
-    def importing(name, *args, **kwargs):
-        if name.startswith("arviz"):
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
+def test_without_arviz():
+    """A plain install has arviz-stats, but neither ArviZ nor xarray."""
+    program = """
+import sys
+sys.modules.update(dict.fromkeys(("arviz", "arviz_base", "xarray", "pandas", "matplotlib"), None))
+import jax, numpyro, numpyro.distributions as dist, legrad
+def model():
+    numpyro.sample("x", dist.Normal(0.0, 1.0))
+def guide():
+    numpyro.sample("x", dist.Normal(numpyro.param("m", 0.0), 0.9))
+result = legrad.fit(model, guide, key=0, steps=2, progress=False)
+print(result.khat(0, 2000), result.diagnose(0, 2000), result.summary(0), result)
+try:
+    result.to_arviz(0)
+except ImportError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert 0 < float(said.split()[0]) < 0.7
+    assert "pip install 'legrad[arviz]'" in said
 
-    original = builtins.__import__
-    monkeypatch.setattr("legrad._compat.import_module", importing)
-    with pytest.raises(ImportError, match=r"pip install 'legrad\[arviz\]'"):
-        khat(Problem(target(), normal(scale=0.9), {}), KEY)
+
+def test_psis_is_that_of_arviz():
+    log_w = np.random.default_rng(0).standard_t(5, size=4000)
+    az = _compat.arviz()
+    if not hasattr(az, "psislw"):  # since version 1 ArviZ's is that of arviz-stats
+        pytest.skip("ArviZ 1 has no psislw of its own")
+    tail = 190
+    smoothed, k = _compat.pareto_smoothed(log_w, tail)
+    expected, shape = az.psislw(log_w.copy(), reff=9 * len(log_w) / (tail - 0.25) ** 2)
+    np.testing.assert_allclose(smoothed, expected, atol=1e-6)
+    assert k == pytest.approx(float(shape), abs=1e-6)
+
+
+def test_the_worst_element_is_not_a_certain_one():
+    value, error = np.zeros((2, 2)), np.array([[0.0, 0.01], [0.02, 0.0]])
+    assert _worst(value, error) == 2  # nothing is off: the least certain
+    value[0, 1] = -0.3
+    assert _worst(value, error) == 1
+    value[1, 1] = np.inf
+    assert _worst(value, error) == 3
 
 
 # --- discrete guides: few distinct weights -----------------------------------------------------------------------

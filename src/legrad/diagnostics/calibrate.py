@@ -29,6 +29,7 @@ from legrad.diagnostics.replay import replay
 from legrad.diagnostics.simulation import Simulator
 from legrad.estimators import LocalExpectation
 from legrad.estimators.base import require_positive
+from legrad.model.keys import Key, as_key
 from legrad.model.objective import Given, Objective, update
 from legrad.model.parameters import Parameters
 from legrad.model.threads import one_at_a_time
@@ -49,7 +50,7 @@ def calibrate(
     model: Callable[..., Any],
     guide: Callable[..., Any],
     *,
-    key: jax.Array,
+    key: Key,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     observed: Sequence[str] = (),
@@ -102,7 +103,7 @@ def calibrate(
     estimator = LocalExpectation() if estimator is None else estimator
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
     _check(estimator, optimizer, simulations, draws, steps, parallel, level)
-    of_look, of_init, of_runs = jax.random.split(key, 3)
+    of_look, of_init, of_runs = jax.random.split(as_key(key), 3)
     simulator = Simulator(model, args, dict(kwargs or {}), observed, of_look)
     _, data = jax.jit(simulator.draw)(of_look)
     fitted = simulator.guide_on_data(guide, guide_args)

@@ -19,6 +19,8 @@ from numpyro.infer.elbo import ELBO
 
 from legrad.diagnostics.gradients import Moments, gradient, moments, rounding
 from legrad.diagnostics.timing import interleaved_seconds
+from legrad.model.frames import unframed
+from legrad.model.keys import Key, as_key
 
 
 class ParameterMeasured(NamedTuple):
@@ -131,7 +133,7 @@ def compare(
     params: Mapping[str, Any],
     estimators: Mapping[str, ELBO],
     *,
-    key: jax.Array,
+    key: Key,
     draws: int = 200,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -154,6 +156,8 @@ def compare(
         >>> print(table)
         >>> table.plot("estimators.png")
     """
+    key = as_key(key)
+    args, kwargs, _ = unframed(model, args, kwargs or {})
     if draws < 2:
         raise ValueError(f"draws={draws!r}: a variance needs at least 2")
     if not estimators:

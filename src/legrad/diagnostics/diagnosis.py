@@ -136,7 +136,7 @@ def diagnose(problem: Problem, key: jax.Array, n: int = 16_000, proposal: Proble
             value, error = np.stack(shifts[what], -1), np.stack([errors[key][i] for key in mine], -1)
             if len(mine) == 1:
                 value, error = value[..., 0], error[..., 0]
-            found.append(_at(value, error, np.argmax(np.abs(value))))
+            found.append(_at(value, error, _worst(value, error)))
             flags += _flags(name, what, found[-1], _at(value, error, np.argmax(error)), z, n, k)
         sites[name] = SiteShift(found[0], found[1] if len(found) == 2 else None)
     return Diagnosis(k, summary(own.f()), sites, flags, n)
@@ -236,6 +236,12 @@ def _errors(pool: Sequence[Weighed], moments: Mapping[Feature, _Moments]) -> dic
 
 
 # --- shifts and flags --------------------------------------------------------------------------------------------
+
+
+def _worst(value: np.ndarray, error: np.ndarray) -> np.intp:
+    """Return the element that is farthest off; among equals, such as certain labels, the least certain one."""
+    size = np.abs(value).ravel()
+    return np.argmax(np.where(size == size.max(), np.nan_to_num(error.ravel(), nan=np.inf), -1.0))
 
 
 def _at(value: np.ndarray, error: np.ndarray, flat: np.intp) -> Shift:

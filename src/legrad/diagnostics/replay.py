@@ -13,6 +13,7 @@ from numpyro.distributions.distribution import Unit
 from numpyro.primitives import Messenger
 
 from legrad.distributions.unwrap import unwrap
+from legrad.marginal.marginalize import Marginal
 from legrad.model.threads import one_at_a_time
 
 Trace = dict[str, Any]
@@ -91,3 +92,31 @@ def is_factor(site: Any) -> bool:
 def full_shape(site: Any) -> tuple[int, ...]:
     """Return the shape of a draw of a sample site."""
     return site["fn"].shape(site["kwargs"].get("sample_shape", ()))
+
+
+def axis_names(site: Any) -> list[str] | None:
+    """Return names of a site's axes: those of its plates, and those that `infer={"event_dims": ...}` gives to events.
+
+    ArviZ infers the same names, but takes plates to be the leading axes, which fails for plates with a gap between
+    them, and inside `scan`. Here plates are placed by position.
+    """
+    plates = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
+    if site["type"] == "sample":
+        shape, event_dim = full_shape(site), site["fn"].event_dim
+    else:
+        shape = jnp.shape(site["value"])
+        event_dim = len(shape) + (plates[0].dim if plates else 0)  # assume that plates lead: nothing else is known
+    events = list(site.get("infer", {}).get("event_dims", ()))
+    axes = [f"{site['name']}_dim_{i}" for i in range(len(shape))]
+    for frame in plates:
+        axis = len(shape) - event_dim + frame.dim
+        if event_dim < 0 or axis < 0 or shape[axis] != frame.size:
+            return None
+        axes[axis] = frame.name
+    axes[len(shape) - event_dim :] = events + axes[len(shape) - event_dim + len(events) :]
+    return axes if plates or events else None
+
+
+def user_model(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the model as its user wrote it, before discrete latents were summed out."""
+    return model.model if isinstance(model, Marginal) else model

@@ -13,7 +13,7 @@ import numpy as np
 from numpyro import handlers
 
 from legrad import _compat
-from legrad.diagnostics.replay import Trace, Whole, full_shape, latent_sites, observed_sites, replay
+from legrad.diagnostics.replay import Trace, Whole, axis_names, full_shape, latent_sites, observed_sites, replay
 from legrad.estimators.base import require_positive
 from legrad.guides.protocol import WholePlates
 from legrad.model.log_density import LogDensity
@@ -32,7 +32,8 @@ def to_arviz(
 ) -> Any:
     """Convert draws of a guide, and the model at these draws, for ArviZ: summaries, LOO, predictive checks, plots.
 
-    The groups are those that ArviZ makes from NumPyro's MCMC, with one chain:
+    The groups are those that ArviZ makes from NumPyro's MCMC. The draws are independent; they are dealt to four
+    chains (two, or one, if their number has no such divisor), so that ArviZ can compute what it compares chains for:
 
     - posterior: the latents, and the model's deterministic sites;
     - posterior_predictive: every observed site drawn anew. Inside NumPyro's `scan`, each step is drawn given the
@@ -76,7 +77,7 @@ def to_arviz(
     sites = {name for group in groups.values() for name in group}
     if unknown := sorted(set(dims or {}) - sites):
         raise ValueError(f"dims names '{unknown[0]}', which is not a site: the sites are {', '.join(sorted(sites))}")
-    names = {name: axes for name in sites if (axes := _axes(trace[name]))}
+    names = {name: axes for name in sites if (axes := axis_names(trace[name]))}
     names |= {name: list(axes) for name, axes in (dims or {}).items()}
     return _compat.arviz_tree(groups, dict(coords or {}), names)
 
@@ -110,9 +111,16 @@ def _all_groups(problem: Problem, keys: jax.Array, whole: Whole) -> tuple[Groups
             raise ValueError(f"site '{name}' has shape {wanted} and data of shape {got}")
     data = {name: _datum(site) for name, site in observed.items()}
     drawn = jax.device_get(jax.lax.map(draw, keys))
-    groups = {group: {name: value[None] for name, value in sites.items()} for group, sites in drawn.items()}
+    groups = {group: {name: _chains(value) for name, value in sites.items()} for group, sites in drawn.items()}
     groups["observed_data"] = data
     return {group: sites for group, sites in groups.items() if sites}, trace
+
+
+def _chains(draws: np.ndarray) -> np.ndarray:
+    """Deal draws to chains, each with at least the four draws that ArviZ asks for."""
+    n = len(draws)
+    number = next((c for c in (4, 2) if n % c == 0 and n // c >= 4), 1)
+    return draws.reshape(number, n // number, *draws.shape[1:])
 
 
 def _datum(site: Any) -> np.ndarray:
@@ -137,7 +145,7 @@ def _posterior(problem: Problem, keys: jax.Array) -> tuple[Groups, Trace]:
         return {name: drawn[name]["value"] for name in kept}
 
     drawn = jax.device_get(jax.lax.map(draw, keys))
-    return {"posterior": {name: value[None] for name, value in drawn.items()}}, trace
+    return {"posterior": {name: _chains(value) for name, value in drawn.items()}}, trace
 
 
 def _subsampled(site: Any, trace: Trace) -> bool:
@@ -151,26 +159,3 @@ def _left_out(plates: Collection[str], error: Exception) -> str:
         "sites, posterior_predictive, log_likelihood and observed_data are left out. Pass the whole data, and index "
         "it in the model with the plate's indices"
     )
-
-
-def _axes(site: Any) -> list[str] | None:
-    """Return names of a site's axes: those of its plates, and those that `infer={"event_dims": ...}` gives to events.
-
-    ArviZ infers the same names, but takes plates to be the leading axes, which fails for plates with a gap between
-    them, and inside `scan`. Here plates are placed by position.
-    """
-    plates = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
-    if site["type"] == "sample":
-        shape, event_dim = full_shape(site), site["fn"].event_dim
-    else:
-        shape = jnp.shape(site["value"])
-        event_dim = len(shape) + (plates[0].dim if plates else 0)  # assume that plates lead: nothing else is known
-    events = list(site.get("infer", {}).get("event_dims", ()))
-    axes = [f"{site['name']}_dim_{i}" for i in range(len(shape))]
-    for frame in plates:
-        axis = len(shape) - event_dim + frame.dim
-        if event_dim < 0 or axis < 0 or shape[axis] != frame.size:
-            return None
-        axes[axis] = frame.name
-    axes[len(shape) - event_dim :] = events + axes[len(shape) - event_dim + len(events) :]
-    return axes if plates or events else None

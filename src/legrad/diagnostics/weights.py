@@ -66,7 +66,7 @@ class Draws:
         with one_at_a_time, plates:
             program, shapes = jax.make_jaxpr(lambda k: _one(problem, k, trace), return_shape=True)(self._keys[0])
         latents = {name: site for name, site in trace.trace.items() if _is_latent(site)}
-        self.labels = {name: k for name, site in latents.items() if (k := _categories(site))}
+        self.labels = {name: k for name, site in latents.items() if (k := categories(site))}
         self.no_ratio = _subsampled(plates.sizes) or _scaled(latents)
 
         largest = max((v.aval.size * 8 for eqn in program.eqns for v in eqn.outvars), default=8)
@@ -153,7 +153,8 @@ def _is_latent(site: Mapping[str, Any]) -> bool:
     return site["type"] == "sample" and not site["is_observed"] and not site["infer"].get("is_auxiliary", False)
 
 
-def _categories(site: Mapping[str, Any]) -> int:
+def categories(site: Mapping[str, Any]) -> int:
+    """Return how many categories a site has that is a label (Bernoulli, Categorical); 0 for other sites."""
     bare = unwrap(site["fn"]).bare
     if isinstance(bare, BernoulliProbs | BernoulliLogits):
         return 2

@@ -9,6 +9,7 @@ import jax
 
 from legrad.estimators.base import Estimator
 from legrad.estimators.local_expectation import LocalExpectation
+from legrad.model.keys import Key, as_key
 from legrad.model.log_density import log_density
 from legrad.model.problem import Problem
 
@@ -18,7 +19,7 @@ def expectation(
     guide: Callable[..., Any],
     params: Mapping[str, Any],
     *,
-    key: jax.Array,
+    key: Key,
     estimator: Estimator | None = None,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -38,4 +39,4 @@ def expectation(
         >>> legrad.expectation(lambda x: x["z"].sum(), guide, params, key=jax.random.key(0))
     """
     problem = Problem(log_density(f), guide, params, args, kwargs or {}, entropy=False)
-    return (estimator or LocalExpectation()).estimate(problem, key)
+    return (estimator or LocalExpectation()).estimate(problem, as_key(key))

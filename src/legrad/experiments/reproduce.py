@@ -61,7 +61,9 @@ def reproduce(
         say(f"data: {digits.source}")
         jobs += [make(choice, digits) for name, make in (("logistic", _logistic), ("sbn", _sbn)) if name in names]
     stages = Stages(out / "stages", sum(len(job.stages) for job in jobs), fresh, say)
-    sections = [job.section(stages.run(job.name, job.stages, job.settings, job.data)) for job in jobs]
+    found = [stages.run(job.name, job.stages, job.settings, job.data) for job in jobs]
+    say("drawing the figures and writing the report")
+    sections = [job.section(results) for job, results in zip(jobs, found, strict=True)]
     command = _command(which, choice, digits=which in ("all", "logistic"), layers=which in ("all", "sbn"))
     return report.write(out, sections, command=command, quick=choice.quick, seconds=stages.seconds)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from legrad.fitting.solve import MUCH_WORSE, Attempt, Solver
 from legrad.guides.structured import Structured
 from legrad.marginal.marginalize import Marginal, marginalize
 from legrad.model.log_density import LogDensity
-from legrad.model.messages import FitWarning
+from legrad.model.messages import warn
 from legrad.model.problem import Problem
 from legrad.model.threads import one_at_a_time
 
@@ -103,7 +102,7 @@ def solve(
         words = f"the best of {number} starts" + (f"; {result._other_modes_flag()}" if other else "")
         result = replace(result, status=f"{result.status} ({words})")
     if not result.converged or result.other_modes or attempts[best].khat > LIMIT or attempts[best].shift > TOLERANCE:
-        warnings.warn(result.status, FitWarning, stacklevel=3)
+        warn(result.status)
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import INTERRUPTED, LOST
 from legrad.fitting.result import FitResult
 from legrad.fitting.stopping import PhaseRecord, answer
-from legrad.model.messages import FitWarning
+from legrad.model.messages import warn
 from legrad.model.problem import Problem
 
 _RANK_DRAWS = 256  # for the ELBO that decides between starts
@@ -62,7 +61,7 @@ def finish(
         result = _checked(program, comparison, now, best, result)
     judged = bool(now.records)
     if ended or best in now.failures or other_modes or result.quadrature or (judged and not result.converged):
-        warnings.warn(result.status, FitWarning, stacklevel=3)
+        warn(result.status)
     return result
 
 

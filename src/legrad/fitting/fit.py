@@ -23,6 +23,7 @@ from legrad.fitting.checks import check_start
 from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.conclusion import finish
 from legrad.fitting.data import Feed, Minibatches
+from legrad.fitting.entrance import entrance
 from legrad.fitting.estimator_choice import candidates, choose
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import HostLoop
@@ -34,17 +35,19 @@ from legrad.fitting.summed_out import exact_result
 from legrad.guides.protocol import OtherStarts
 from legrad.guides.structured import Structured
 from legrad.marginal.marginalize import Marginal
+from legrad.model.keys import Key, as_key
 from legrad.model.parameters import Parameters
 from legrad.model.problem import Problem
 
 _STEPS, _STEPS_AUTO = 2000, 100_000
 
 
+@entrance
 def fit(
     model: Callable[..., Any],
     guide: Callable[..., Any] | None = None,
     *,
-    key: jax.Array,
+    key: Key,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     data: Minibatches | None = None,
@@ -73,8 +76,10 @@ def fit(
     Args:
         model: a NumPyro model, or `legrad.log_density(f)`.
         guide: a NumPyro guide, such as `legrad.MeanField(model)`; `legrad.Structured(model)` if None.
-        key: the random key. The same key gives the same fit; with `seconds`, the number of steps may still differ.
-        args: positional arguments of model and guide; arrays among them are data.
+        key: the random key, or a whole number that seeds one. The same key gives the same fit; with `seconds`, the
+            number of steps may still differ.
+        args: positional arguments of model and guide; arrays among them are data. Data frames become arrays, and
+            their columns become names in `result.summary`.
         kwargs: keyword arguments of model and guide.
         data: minibatches of arrays that are too large for the device or for memory; they are passed after `args`.
         estimator: one of legrad's estimators, or any NumPyro ELBO; `LocalExpectation()` if None. "auto" runs a short
@@ -105,7 +110,7 @@ def fit(
         >>> result = legrad.fit(model, args=(X, y), key=jax.random.key(0))
         >>> result.sample(jax.random.key(1), 1000), result.converged, result.status
     """
-    begun, note = time.perf_counter(), ""
+    begun, key, note = time.perf_counter(), as_key(key), ""
     if guide is None:
         _check_arguments(args, data, seconds)
         _check_counts(restarts=restarts)

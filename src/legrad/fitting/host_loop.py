@@ -185,10 +185,13 @@ class HostLoop:
     def _show(self, now: Progress, bar: Any) -> None:
         timed = not math.isinf(self.seconds)
         best, elbo = self._best(now, 100)
-        words = [f"step {now.at:,}"] if timed else []
-        words.append(f"ELBO {elbo:.4g}")
-        if self.stoppings:
-            words.append(f"step size ×{self.stoppings[best].record.phases[-1].rate:.3g}")
+        words = [f"step {now.at:,}"] if timed and now.at else []
+        if math.isfinite(elbo):
+            words.append(f"ELBO {elbo:.4g}")
+        if self._first:
+            words.append("compiling")
+        elif self.stoppings:
+            words += _phase_words(self.stoppings[best])
         bar.set_postfix_str(", ".join(words))
         bar.update((min(self._ran, self.seconds) if timed else now.at) - bar.n)
 
@@ -217,6 +220,20 @@ class HostLoop:
             recent.append(float(np.mean(elbo)) if sound else -math.inf)
         best = int(np.argmax(recent))
         return best, recent[best]
+
+
+def _phase_words(stopping: Stopping) -> list[str]:
+    """Say in which phase a fit is, and how far the last look found it from its tolerance."""
+    phases, settings = stopping.record.phases, stopping.settings
+    words = [f"phase {len(phases)} (step size ×{phases[-1].rate:.3g})"]
+    looked = [phase for phase in phases[-2:] if math.isfinite(phase.rhat)]
+    if not looked:
+        return words
+    last = looked[-1]
+    if math.isinf(last.error):
+        return [*words, f"not stationary (R-hat {last.rhat:.2f}, limit {settings.rhat:g})"]
+    found = [f"error {last.error:.2g}"] + ([f"moved {last.moved:.2g}"] if math.isfinite(last.moved) else [])
+    return [*words, f"{', '.join(found)} (tolerance {settings.tolerance:g})"]
 
 
 def _next_chunk(chunk: int, each: float, first: bool, left: float) -> int:

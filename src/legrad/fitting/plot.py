@@ -1,4 +1,4 @@
-"""A fit on one page: the ELBO, the noise of the gradient, the step size, and where and why the fit stopped."""
+"""A fit on one page: the ELBO, the gradient's noise, the step size, where and why it stopped; and the posterior."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from legrad.diagnostics.summary import Summary
+from legrad.fitting import plot_posterior
+
 if TYPE_CHECKING:
     from legrad.fitting.result import FitResult
 
@@ -14,11 +17,12 @@ if TYPE_CHECKING:
 _BLUE, _RED, _GREEN, _GREY, _INK = "#2471a3", "#c0392b", "#1e8449", "#7f8c8d", "#2c3e50"
 
 
-def plot_fit(result: FitResult, path: Any = None) -> Any:
-    """Plot the ELBO with its running mean, the gradient's variance and the step size against the step.
+def plot_fit(result: FitResult, summary: Summary | None, path: Any = None) -> Any:
+    """Plot the ELBO with its running mean, the gradient's variance and the step size; next to them the posterior.
 
     Args:
         result: a result of `legrad.fit`.
+        summary: its latents, with the quantiles `plot_posterior.LEVELS`; None to leave them out.
         path: the file to write the picture to; if None, the figure is only returned.
     """
     try:
@@ -27,9 +31,27 @@ def plot_fit(result: FitResult, path: Any = None) -> Any:
         raise ImportError("plots need matplotlib: pip install 'legrad[plots]'") from error
     auto = bool(result.phases)
     heights = [3.0, 1.4, 0.9] if auto else [3.0, 1.4]
-    words = textwrap.wrap(result.status, 110)
-    figure = Figure(figsize=(8.5, 1.3 + sum(heights) + 0.18 * len(words)), layout="constrained")
-    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    words = textwrap.wrap(result.status, 110 if summary is None else 185)
+    latents, more = ([], 0) if summary is None else plot_posterior.chosen(summary)
+    sizes = plot_posterior.heights(latents)
+    height = 1.3 + max(sum(heights), sum(sizes)) + 0.18 * len(words)
+    figure = Figure(figsize=(14.0 if latents else 8.5, height), layout="constrained")
+    left: Any = figure
+    right: Any = None
+    if latents:
+        parts: Any = figure.subfigures(1, 2, width_ratios=[8.5, 5.5], wspace=0.03)
+        left, right = parts
+    panels = left.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    if right is not None:
+        below = max(0.0, sum(heights) - sum(sizes))  # few latents need not fill the height
+        ratios = [*sizes, below] if below > 0.3 else sizes
+        places = np.atleast_1d(right.subplots(len(ratios), 1, height_ratios=ratios))
+        for place, one in zip(places, latents, strict=False):
+            plot_posterior.draw(place, one)
+        for place in places[len(latents) :]:
+            place.axis("off")
+        if more:
+            places[len(latents) - 1].set_xlabel(f"and {more} more latents: result.summary(key)", fontsize=8)
     _bound(panels[0], result)
     _noise(panels[1], result)
     if auto:
@@ -44,7 +66,7 @@ def plot_fit(result: FitResult, path: Any = None) -> Any:
         _phases(panel, result)
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    figure.align_ylabels(panels)
+    left.align_ylabels(panels)
     badge, colour = ("converged", _GREEN) if result.converged else ("not converged" if auto else "fixed steps", _GREY)
     if auto and not result.converged:
         colour = _RED

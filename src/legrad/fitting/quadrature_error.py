@@ -9,6 +9,7 @@ import jax
 from legrad import _compat
 from legrad.estimators import LocalExpectation
 from legrad.estimators.quadrature_accuracy import Error, concern, errors, quadrature_sites, worst
+from legrad.model.keys import Key, as_key
 from legrad.model.objective import Given, Objective
 from legrad.model.parameters import Parameters
 from legrad.model.problem import Problem
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from legrad.fitting.result import FitResult
 
 
-def quadrature_error(result: FitResult, key: jax.Array | None = None, draws: int = 16) -> dict[str, Any]:
+def quadrature_error(result: FitResult, key: Key | None = None, draws: int = 16) -> dict[str, Any]:
     """Return the change in the gradient with many more nodes at the fitted parameters, with the same pivots.
 
     Args:
@@ -38,7 +39,7 @@ def quadrature_error(result: FitResult, key: jax.Array | None = None, draws: int
         raise TypeError(
             f"the fit was made with {result.estimator_name}, which has no quadrature: fit with LocalExpectation()"
         )
-    found = _found(result, jax.random.key(0) if key is None else key, draws)
+    found = _found(result, as_key(0 if key is None else key), draws)
     relative = max((error.relative for error in found.values()), default=0.0)
     return {**{name: error.change for name, error in found.items()}, "relative": relative}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +17,22 @@ from numpyro.infer import Predictive
 
 from legrad.diagnostics.corrected import corrected_sample
 from legrad.diagnostics.diagnosis import Diagnosis, diagnose
+from legrad.diagnostics.predict import predict
 from legrad.diagnostics.psis import ElboEstimate, elbo_estimate, khat
+from legrad.diagnostics.replay import user_model
+from legrad.diagnostics.summary import Summary, summarize
 from legrad.diagnostics.to_arviz import to_arviz
 from legrad.estimators import LocalExpectation
 from legrad.fitting import file_format
 from legrad.fitting.plot import plot_fit
+from legrad.fitting.plot_posterior import LEVELS
 from legrad.fitting.quadrature_error import quadrature_concern
+from legrad.fitting.show import as_html, as_text
 from legrad.fitting.stopping import Phase
 from legrad.guides.protocol import HeavyTails, WholePlates
 from legrad.marginal.marginalize import Marginal, marginalize
+from legrad.model.frames import Names, in_the_order_of, unframed
+from legrad.model.keys import Key, as_key
 from legrad.model.parameters import require_same
 from legrad.model.precision import as_double, in_double
 from legrad.model.problem import Noise, Problem
@@ -35,7 +42,7 @@ from legrad.singlesite.report import listening
 _KIND = "result"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FitResult:
     """A fitted guide.
 
@@ -64,6 +71,7 @@ class FitResult:
         double: whether weights are computed in double precision, whatever the program runs in.
         moments: for a fit without a guide, mean and Cholesky factor of the posterior's covariance in unconstrained
             space, by reweighted draws; draws that are weighed come from there.
+        names: the names of columns and rows of data frames among the arguments.
     """
 
     params: dict[str, Any]
@@ -87,6 +95,23 @@ class FitResult:
     double: bool = field(default=False, repr=False)
     moments: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
     note: str = field(default="", repr=False)
+    names: tuple[Names, ...] = field(default=(), repr=False)
+
+    def __repr__(self) -> str:
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    @property
+    def model(self) -> Callable[..., Any]:
+        """The model, as its user wrote it."""
+        return user_model(self.problem.model)
+
+    @property
+    def guide(self) -> Callable[..., Any]:
+        """The guide."""
+        return self.problem.guide
 
     @cached_property
     def method(self) -> str:
@@ -125,24 +150,32 @@ class FitResult:
         params = jax.tree.map(jnp.asarray, self.params)  # without the rows of the last minibatch
         if model is not None and isinstance(self.problem.model, Marginal):
             model = marginalize(model)
-        other = replace(self.problem, params=params, args=args, kwargs=kwargs, model=model or self.problem.model)
+        runs = model or self.problem.model
+        args, kwargs, _ = unframed(runs, in_the_order_of(self.names, runs, args), kwargs)
+        other = replace(self.problem, params=params, args=args, kwargs=kwargs, model=runs)
         if isinstance(self.estimator, str) and not _can_run(self.problem):  # loaded without its arguments
             _require_same(self.params, other, "the file")
         return replace(self, problem=other)
 
     @one_at_a_time
-    def sample(self, key: jax.Array, num_samples: int = 1000, corrected: bool = False) -> dict[str, jax.Array]:
+    def sample(self, key: Key, num_samples: int | None = None, corrected: bool = False) -> dict[str, jax.Array]:
         """Draw from the fitted guide; returns for each latent an array with a leading axis of draws.
 
         Latents that `fit` summed out are drawn from their exact conditionals. If plates subsample, they are left out:
         `result.with_args` with the full data, and a model that takes all members, has them.
 
         Args:
-            key: the random key.
-            num_samples: the number of draws.
+            key: the random key; a whole number may stand for it if `num_samples` is given.
+            num_samples: the number of draws; 1,000 if None.
             corrected: whether to resample the draws by their smoothed importance weights, which corrects what the
-                guide cannot hold. Needs ArviZ, and a k-hat of at most 0.7.
+                guide cannot hold. Needs a k-hat of at most 0.7.
         """
+        if num_samples is None and isinstance(key, int):
+            raise TypeError(
+                f"result.sample({key}): is {key} the random key, or the number of draws? Write "
+                f"result.sample(jax.random.key(0), {key}) for {key} draws, or result.sample({key}, 1000) for a key"
+            )
+        key, num_samples = as_key(key), 1000 if num_samples is None else num_samples
         if corrected:
             found = self._precisely(lambda problem: corrected_sample(self._proposal(problem), key, num_samples))
             return self._with_summed({name: jnp.asarray(value) for name, value in found.items()}, key, num_samples)
@@ -192,16 +225,17 @@ class FitResult:
             name for name, site in trace.items() if site["type"] == "sample" and site["infer"].get("is_auxiliary")
         }
 
-    def khat(self, key: jax.Array, num_samples: int = 16_000) -> float:
-        """Return the PSIS k-hat of the guide as a proposal for the posterior; warn if above 0.7. Needs ArviZ."""
-        return self._precisely(lambda problem: khat(self._proposal(problem), key, num_samples))
+    def khat(self, key: Key, num_samples: int = 16_000) -> float:
+        """Return the PSIS k-hat of the guide as a proposal for the posterior; warn if above 0.7."""
+        return self._precisely(lambda problem: khat(self._proposal(problem), as_key(key), num_samples))
 
-    def elbo_estimate(self, key: jax.Array, n: int = 1000) -> ElboEstimate:
+    def elbo_estimate(self, key: Key, n: int = 1000) -> ElboEstimate:
         """Estimate the ELBO with its standard error, and the importance-weighted bound, from `n` draws."""
-        return self._precisely(lambda problem: elbo_estimate(problem, key, n))
+        return self._precisely(lambda problem: elbo_estimate(problem, as_key(key), n))
 
-    def diagnose(self, key: jax.Array, n: int = 16_000) -> Diagnosis:
+    def diagnose(self, key: Key, n: int = 16_000) -> Diagnosis:
         """Check the fit for every known problem: convergence, other modes, quadrature, k-hat, reweighted moments."""
+        key = as_key(key)
         heavy = isinstance(self.problem.guide, HeavyTails)
         found = self._precisely(lambda p: diagnose(p, key, n, self._proposal(p) if heavy else None))
         against = [] if self.converged else [f"the fit has not converged: {self.status}"]
@@ -218,15 +252,89 @@ class FitResult:
             "these starts need more steps"
         )
 
-    def to_arviz(self, key: jax.Array, num_samples: int = 1000, **names: Any) -> Any:
+    def summary(
+        self,
+        key: Key,
+        n: int = 1000,
+        *,
+        quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+        coords: Mapping[str, Sequence[Any]] | None = None,
+    ) -> Summary:
+        """Summarize every latent: mean, sd and quantiles of numbers, probabilities of labels.
+
+        Elements are named by `coords`, else by the columns (or row names) of a data frame among the arguments that
+        has as many, else by their position.
+
+        Args:
+            key: the random key.
+            n: the number of draws from the guide.
+            quantiles: the levels of the quantiles.
+            coords: names of the members of a plate, by the plate's name; an axis without a plate is "site_dim_0".
+
+        Example:
+            >>> print(result.summary(0, coords={"features": ["age", "income"]}))
+            >>> result.summary(0).to_pandas()
+        """
+        whole = self.with_args(*self.problem.args, **self.problem.kwargs)
+        return summarize(whole.problem, self.sample(as_key(key), n), quantiles, coords, self.names)
+
+    def predict(
+        self,
+        key: Key,
+        *new_args: Any,
+        n: int = 1000,
+        kwargs: Mapping[str, Any] | None = None,
+        same: Collection[str] = (),
+    ) -> dict[str, jax.Array]:
+        """Draw every observed site from its posterior predictive distribution, for new data or for those of the fit.
+
+        The values of observed arguments are not read: they may be None, or be left out at the end, if the model runs
+        without them. A frame may have its columns in another order than in the fit.
+
+        With new arguments, the latents of a plate that an observed site is in belong to the rows of the fit, and not
+        to the new rows (also if there are as many): those of the new rows are drawn from their prior, given the
+        latents that all rows share. So are the latents of a plate of another size, those without a plate whose shape
+        is another one, and those inside a `scan` that has observed sites. All other latents are draws of the guide.
+        `same` names plates whose members are those of the fit: groups that have been seen, with new rows. To let the
+        data of new rows inform their latents, fit again with these rows.
+
+        Args:
+            key: the random key.
+            new_args: the positional arguments of the model; none for the arguments of the fit.
+            n: the number of draws.
+            kwargs: keyword arguments of the model.
+            same: the names of plates whose members are those of the fit.
+
+        Returns:
+            For each observed site an array with a leading axis of draws.
+
+        Example:
+            >>> y = result.predict(0, X_new)["y"]  # for a model (X, y)
+            >>> y.mean(0), jnp.quantile(y, jnp.array([0.05, 0.95]), axis=0)
+        """
+        of_draws, of_sites = jax.random.split(as_key(key))
+        fitted = self.with_args(*self.problem.args, **self.problem.kwargs).problem
+        draws = self.sample(of_draws, n)
+        if not new_args and kwargs is None:
+            return predict(fitted, draws, of_sites, None, None)
+        ordered = in_the_order_of(self.names, self.model, new_args)
+        args, more, _ = unframed(self.model, ordered, kwargs or {})
+        return predict(fitted, draws, of_sites, args, more, same)
+
+    def to_arviz(self, key: Key, num_samples: int = 1000, **names: Any) -> Any:
         """Return posterior, predictive and log-likelihood for ArviZ; `coords` and `dims` are those of ArviZ."""
         # All members of plates, not those of the last minibatch.
         whole = self.with_args(*self.problem.args, **self.problem.kwargs)
-        return to_arviz(whole.problem, key, num_samples, **names)
+        return to_arviz(whole.problem, as_key(key), num_samples, **names)
 
     def plot(self, path: Any = None) -> Any:
-        """Plot the fit on one page, and write it to `path` if one is given. Needs matplotlib."""
-        return plot_fit(self, path)
+        """Plot the fit on one page: the optimization, and the posterior next to it. Needs matplotlib.
+
+        Args:
+            path: the file to write the picture to; if None, the figure is only returned.
+        """
+        summary = None if _is_missing(self.guide) else self.summary(0, quantiles=LEVELS)
+        return plot_fit(self, summary, path)
 
     def save(self, path: Any) -> None:
         """Save the result as a file of arrays and JSON, for `legrad.load`. Model, guide and data are not saved."""
@@ -241,7 +349,8 @@ class FitResult:
         plain = {name: getattr(self, name) for name in _PLAIN}
         phases = [vars(phase) for phase in self.phases]
         trees = {name: file_format.described(tree, arrays) for name, tree in trees.items() if tree is not None}
-        return plain | {"trees": trees, "phases": phases, "estimator": self.estimator_name}
+        names = [one._asdict() for one in self.names]
+        return plain | {"trees": trees, "phases": phases, "estimator": self.estimator_name, "names": names}
 
 
 _PLAIN = ("converged", "status", "steps", "seconds", "quadrature", "how", "gradients", "double", "note")
@@ -275,6 +384,7 @@ def load(
     """
     numbers, arrays = file_format.read(Path(path), _KIND)
     model, guide = model or _missing("model", path), guide or _missing("guide", path)
+    args, kwargs, _ = unframed(model, args, kwargs or {})
 
     def rebuilt(numbers: Mapping[str, Any], **more: Any) -> FitResult:
         trees = {name: file_format.undescribed(text, arrays) for name, text in numbers["trees"].items()}
@@ -287,6 +397,7 @@ def load(
             gradients=numbers.get("gradients", {}),
             double=numbers.get("double", False),
             note=numbers.get("note", ""),
+            names=tuple(Names(n["argument"], n["axis"], tuple(n["values"])) for n in numbers.get("names", ())),
             steps=numbers["steps"],
             seconds=numbers["seconds"],
             phases=tuple(Phase(**phase) for phase in numbers["phases"]),

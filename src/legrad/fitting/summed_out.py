@@ -16,6 +16,7 @@ from legrad.diagnostics.psis import ElboEstimate
 from legrad.estimators import Exact
 from legrad.fitting.result import FitResult
 from legrad.marginal.marginalize import Marginal
+from legrad.model.keys import Key
 from legrad.model.precision import as_double, in_double
 from legrad.model.problem import Problem
 from legrad.model.sites import sample_sites, site_log_prob
@@ -25,16 +26,16 @@ from legrad.model.threads import one_at_a_time
 class ExactResult(FitResult):
     """A posterior that is known exactly; `elbo` holds the log evidence."""
 
-    def khat(self, key: jax.Array, num_samples: int = 16_000) -> float:
+    def khat(self, key: Key, num_samples: int = 16_000) -> float:
         """Return -inf: all weights are equal."""
         return -np.inf
 
-    def elbo_estimate(self, key: jax.Array, n: int = 1000) -> ElboEstimate:
+    def elbo_estimate(self, key: Key, n: int = 1000) -> ElboEstimate:
         """Return the log evidence, which has no error."""
         evidence = float(self.elbo[-1])
         return ElboEstimate(evidence, 0.0, evidence, 0.0, n)
 
-    def diagnose(self, key: jax.Array, n: int = 16_000) -> Diagnosis:
+    def diagnose(self, key: Key, n: int = 16_000) -> Diagnosis:
         """Return a diagnosis without a flag."""
         return Diagnosis(self.khat(key), self.elbo_estimate(key, n), {}, [], n)
 

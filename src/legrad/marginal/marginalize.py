@@ -22,6 +22,7 @@ from legrad.marginal.evaluate import Support, tables
 from legrad.marginal.factors import Factors, collect
 from legrad.marginal.table import CannotSum
 from legrad.marginal.windows import WINDOW, is_unbounded, located
+from legrad.model.keys import Key, as_key
 from legrad.model.sites import sample_sites, site_log_prob
 from legrad.model.threads import one_at_a_time
 
@@ -107,7 +108,7 @@ class Marginal:
         return run((given, jax.random.split(key, number)))
 
     def recover(
-        self, key: jax.Array, draws: Mapping[str, Any], *args: Any, most_likely: bool = False, **kwargs: Any
+        self, key: Key, draws: Mapping[str, Any], *args: Any, most_likely: bool = False, **kwargs: Any
     ) -> Recovered:
         """Draw the summed sites given draws of all other latents; return also their exact probabilities.
 
@@ -129,12 +130,11 @@ class Marginal:
             )
         given = {name: jnp.asarray(draws[name]) for name in plan.shapes if name not in plan.summed}
         if not given:
-            return _first(self._recovered(plan, {}, jax.random.split(key, 1), most_likely, args, kwargs))
+            return _first(self._recovered(plan, {}, jax.random.split(as_key(key), 1), most_likely, args, kwargs))
         name = next(iter(given))
         lead = given[name].shape[: given[name].ndim - len(plan.shapes[name])]
         flat = {k: v.reshape(-1, *v.shape[len(lead) :]) for k, v in given.items()}
-        count = math.prod(lead)
-        found = self._recovered(plan, flat, jax.random.split(key, count), most_likely, args, kwargs)
+        found = self._recovered(plan, flat, jax.random.split(as_key(key), math.prod(lead)), most_likely, args, kwargs)
         return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)
 
     def _recovered(self, plan: _Plan, given: Any, keys: Any, most_likely: bool, args: Any, kwargs: Any) -> Recovered:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import jax
@@ -43,9 +44,10 @@ class Parameters:
         sites = declared(model, guide, args, kwargs, key, given)
         unknown = sorted(set(given) - set(sites))
         if unknown:
+            near = get_close_matches(unknown[0], sites, 1)
             raise ValueError(
                 f"'{unknown[0]}' is not a parameter of the model or guide, which have: "
-                f"{', '.join(sorted(sites)) or 'none'}"
+                f"{', '.join(sorted(sites)) or 'none'}" + (f". Did you mean '{near[0]}'?" if near else "")
             )
         if not sites:
             raise ValueError("neither model nor guide has a numpyro.param: there is nothing to optimize")
