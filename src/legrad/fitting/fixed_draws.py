@@ -79,11 +79,18 @@ class FixedDraws:
         n = len(e)
         return value / n + q.entropy, g_loc / n, g_tril / n
 
-    def climb(self, q: Gaussian, e: np.ndarray, limit: int) -> tuple[Gaussian, bool]:
-        """Maximize the ELBO with fixed draws from q; return the best Gaussian, and whether it is an optimum."""
+    def climb(self, q: Gaussian, e: np.ndarray, limit: int, diagonal: bool = False) -> tuple[Gaussian, bool]:
+        """Maximize the ELBO with fixed draws from q; return the best Gaussian, and whether it is an optimum.
+
+        Args:
+            q: where to start; its coordinates are the whitened ones.
+            e: the draws.
+            limit: the largest number of gradients of the objective.
+            diagonal: whether T is diagonal: the correlations stay those of q.
+        """
         size = len(q.loc)
-        rows, columns = np.tril_indices(size)
-        diagonal = rows == columns
+        rows, columns = (np.arange(size), np.arange(size)) if diagonal else np.tril_indices(size)
+        on_diagonal = rows == columns
         best: list = [-math.inf, q]
 
         def gaussian(theta: np.ndarray) -> tuple[Gaussian, np.ndarray]:
@@ -103,8 +110,8 @@ class FixedDraws:
                 best[:] = [elbo, here]
             return -elbo, -gradient
 
-        start = np.concatenate([np.zeros(size), diagonal.astype(float)])
-        bounds = [(None, None)] * size + [(SMALLEST, None) if d else (None, None) for d in diagonal]
+        start = np.concatenate([np.zeros(size), on_diagonal.astype(float)])
+        bounds = [(None, None)] * size + [(SMALLEST, None) if d else (None, None) for d in on_diagonal]
         options = {"maxfun": limit, "maxiter": limit, "gtol": _TOLERANCE, "ftol": 1e-13, "maxcor": 20}
         with np.errstate(all="ignore"):
             done = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)

@@ -29,8 +29,9 @@ MUCH_WORSE = 10.0  # nats: a mode with exp(-10) of the mass does not matter
 _DRAWS, _MOST_DRAWS = 128, 8192
 _CONFIRMED = 0.05  # standard deviations that fresh draws may move the optimum
 _CLIMB = 200  # the largest number of gradients of the objective in one climb
-_WORK = 200_000  # gradients of the model in all climbs of one start, after which no climb with more draws begins
+_WORK = 100_000  # gradients of the model in all climbs of one start, after which no climb with more draws begins
 _CLOSE = 0.5  # a k-hat below which a fit is not compared with a non-centred one
+_MANY = 100  # latents above which the correlations of the mode are kept at first
 _STARTS = 100  # places to look for a finite start
 _SAME = 0.1  # standard deviations: modes this close are one mode
 _EQUAL = 0.01  # nats: modes of exchangeable components with equal evidence differ by their labels
@@ -206,15 +207,26 @@ class Solver:
         return self._densities[guide.noncentered]
 
     def _climb(self, guide: Structured, start: _Start) -> Attempt:
+        """Climb with more and more draws; where latents are many, first with the correlations of the mode."""
+        density = self._density(guide)
+        q = Gaussian(start.mode.x, start.mode.tril) if start.mode.found else _around(density, start.x)
+        many = density.size > _MANY
+        found = self._climb_from(guide, start, q, diagonal=many)
+        if not many or not found.converged or found.khat <= LIMIT or time.perf_counter() > self.deadline:
+            return found
+        other = self._climb_from(guide, start, found.q, diagonal=False)
+        better = other.elbo > found.elbo if other.converged == found.converged else other.converged
+        total = found.gradients["objective"] + other.gradients["objective"]
+        return replace(other if better else found, gradients=found.gradients | {"objective": total})
+
+    def _climb_from(self, guide: Structured, start: _Start, q: Gaussian, diagonal: bool) -> Attempt:
         density = self._density(guide)
         climber = FixedDraws(density)
-        q = Gaussian(start.mode.x, start.mode.tril) if start.mode.found else _around(density, start.x)
-        number = max(_DRAWS, 1 << math.ceil(math.log2(2 * density.size)))
-        draws = moment_matched(number, density.size, self.seed)
+        draws = moment_matched(max(_DRAWS, 1 << math.ceil(math.log2(2 * density.size))), density.size, self.seed)
         work = 0
         while True:
             before, number = climber.gradients, len(draws)
-            q, ended = climber.climb(q, draws, max(10, min(_CLIMB, (_WORK - work) // number)))
+            q, ended = climber.climb(q, draws, max(10, min(_CLIMB, (_WORK - work) // number)), diagonal)
             work += number * (climber.gradients - before)
             error = climber.error(q, moment_matched(number, density.size, self.seed + number))
             late = time.perf_counter() > self.deadline or 2 * work > _WORK
@@ -222,12 +234,21 @@ class Solver:
                 break
             draws = moment_matched(2 * number, density.size, self.seed + 1 + number)
         found = reweigh(density, q, self.seed)
-        gradients = {"model": start.gradients, "objective": climber.gradients}
-        done = ended and error <= _CONFIRMED
         return Attempt(
-            guide, q, done, error, number, found.elbo, found.khat, found.shift, found.moments, start.mode.found,
-            climber.history, gradients, (start.note,) if start.note else (),
-        )  # fmt: skip
+            guide=guide,
+            q=q,
+            converged=ended and error <= _CONFIRMED,
+            error=error,
+            draws=number,
+            elbo=found.elbo,
+            khat=found.khat,
+            shift=found.shift,
+            moments=found.moments,
+            mode=start.mode.found,
+            history=climber.history,
+            gradients={"model": start.gradients, "objective": climber.gradients},
+            notes=(start.note,) if start.note else (),
+        )
 
 
 def _finite_start(density: Density, start: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, str]:
