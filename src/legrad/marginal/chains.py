@@ -1,11 +1,7 @@
-"""Chains: the forward recursion, and backward sampling or Viterbi's algorithm.
+"""Find the chains of a factor graph, and sum them (`recursion.py`).
 
 The elements of a component are put into levels, by their distance from one end; a factor then sees one level, or two
-that follow each other. With α₀ = u₀ and the joint states i, j of two levels
-
-    α_t[j] = u_t[j] + log Σ_i exp(α_{t-1}[i] + M_t[i, j])
-
-A plain chain has one element a level; coupled chains, and links over two steps, have a few.
+that follow each other. A plain chain has one element a level; coupled chains, and links over two steps, have a few.
 """
 
 from __future__ import annotations
@@ -13,13 +9,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
+from legrad.marginal.recursion import backward, best_path, log_partition
 from legrad.marginal.table import CannotSum
 
 if TYPE_CHECKING:
@@ -114,37 +109,19 @@ def _find(graph: Elimination) -> list[_Levels]:
 
 
 def _sum(graph: Elimination, levels: _Levels) -> None:
-    count, length, _ = levels.elements.shape
     states = math.prod(levels.sizes)
     unary = _unary(graph, levels)
     within, between = _factors(graph, levels)
     unary = (unary + within).reshape(*unary.shape[:2], states)  # (levels, components, states)
     scale = _scale(graph, levels)
-    unary, between = unary / scale[:, None], between / scale[:, None, None]
-    alike = between.shape[0] == 1
-
-    def forward(alpha: Any, given: Any) -> tuple[Any, Any]:
-        u, m = given if not alike else (given, between[0])
-        ahead = graph.reduce(alpha[:, :, None] + m, axis=1) + u
-        return ahead, alpha
-
-    last, before = lax.scan(forward, unary[0], unary[1:] if alike else (unary[1:], between))
-    graph.total += jnp.sum(scale * graph.reduce(last, axis=1))
+    if scale is None:
+        graph.total += jnp.sum(best_path(unary, between) if graph.best else log_partition(unary, between))
+    else:
+        unary, between = unary / scale[:, None], between / scale[:, None, None]
+        graph.total += jnp.sum(scale * (best_path if graph.best else log_partition)(unary, between))
 
     def step(found: Indices, key: Any) -> None:
-        keys = jax.random.split(key, length)
-        final = graph.choose(keys[0], last, axis=1)
-
-        def backward(state: Any, given: Any) -> tuple[Any, Any]:
-            key, alpha, *m = given
-            table = jnp.broadcast_to(m[0] if m else between[0], (count, states, states))
-            logits = alpha + jnp.take_along_axis(table, state[:, None, None], axis=2)[:, :, 0]
-            chosen = graph.choose(key, logits, axis=1)
-            return chosen, chosen
-
-        given = (keys[1:], before) if alike else (keys[1:], before, between)
-        _, earlier = lax.scan(backward, final, given, reverse=True)
-        path = jnp.concatenate([earlier, final[None]]).T  # (components, levels)
+        path = backward(graph, key, unary, between)
         for slot, chosen in enumerate(jnp.unravel_index(path, levels.sizes)):
             _place(graph, found, levels.elements[:, :, slot].ravel(), chosen.ravel())
 
@@ -252,7 +229,9 @@ def _added(total: Any, tables: Any, at: tuple[np.ndarray, np.ndarray], shape: tu
 
 
 def _scale(graph: Elimination, levels: _Levels) -> Any:
-    """Return the scale of each component; all its elements must have the same."""
+    """Return the scale of each component, None if it is one; all elements of a component must have the same."""
+    if all(_is_one(scale) for scale in graph.scales.values()):
+        return None
     scales = []
     for name, s in graph.supports.items():
         inside = (levels.elements >= s.start) & (levels.elements < s.start + s.count)
@@ -267,3 +246,7 @@ def _scale(graph: Elimination, levels: _Levels) -> Any:
                 raise CannotSum(levels.elements[inside][:2].tolist(), "elements of a chain have different scales")
             scales.append(scale[levels.elements[inside][first] - s.start])
     return scales[0]
+
+
+def _is_one(scale: Any) -> bool:
+    return isinstance(scale, float | int) and scale == 1

@@ -19,10 +19,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from legrad.marginal.evaluate import Support
 from legrad.marginal.factors import Factors, Group, accumulated, joined, ordered, repeated
+from legrad.marginal.log_sum_exp import log_sum_exp
 from legrad.marginal.table import CannotSum
 
 Indices = dict[str, Any]
@@ -304,15 +304,6 @@ class Elimination:
             found[name] = found[name].at[element].set(drawn.astype(jnp.int32))
 
         self.steps.append(step)
-
-
-def log_sum_exp(x: Any, axis: int) -> Any:
-    """Return log Σ exp along an axis; where all terms are impossible it is −∞, with a derivative of zero."""
-    largest = lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
-    largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
-    total = jnp.sum(jnp.exp(x - largest), axis=axis)
-    none = total == 0
-    return jnp.where(none, -jnp.inf, jnp.squeeze(largest, axis) + jnp.log(jnp.where(none, 1.0, total)))
 
 
 def _scaled(scale: Any) -> bool:
