@@ -66,6 +66,17 @@ def _distances(links: np.ndarray, nodes: int, starts: np.ndarray) -> np.ndarray:
         distance = further
 
 
+def _in_order(
+    graph: Elimination, present: np.ndarray, component: np.ndarray, level: np.ndarray, length: np.ndarray
+) -> np.ndarray:
+    """Turn components round whose levels run against the order of their elements, so that arrays stay as they are."""
+    real = max(s.start + s.count for name, s in graph.supports.items() if name in graph.scales)
+    place = np.where(present < real, present, -1.0)  # a given first state comes before all others
+    centre = np.bincount(component, level, len(length)) / np.bincount(component, minlength=len(length))
+    trend = np.bincount(component, (level - centre[component]) * place, len(length))
+    return np.where(trend[component] < 0, length[component] - 1 - level, level)
+
+
 def _find(graph: Elimination) -> list[_Levels]:
     links = _links(graph)
     present, links = np.unique(links, return_inverse=True)
@@ -79,13 +90,14 @@ def _find(graph: Elimination) -> list[_Levels]:
     furthest = np.lexsort((level, component))  # the last node of each component is the furthest from its start
     ends = furthest[np.flatnonzero(np.append(np.diff(component[furthest]), 1))]
     level = _distances(links, nodes, ends)
+    length = np.zeros(count, int)
+    np.maximum.at(length, component, level + 1)
+    level = _in_order(graph, present, component, level, length)
     order = np.lexsort((present, level, component))
     step = np.stack([component[order], level[order]], axis=1)
     new = np.append(True, np.any(np.diff(step, axis=0) != 0, axis=1))
     begin = np.maximum.accumulate(np.where(new, np.arange(nodes), 0))
     slot = np.arange(nodes) - begin
-    length = np.zeros(count, int)
-    np.maximum.at(length, component, level + 1)
     width = np.zeros(count, int)
     np.maximum.at(width, component[order], slot + 1)
     size_of = np.concatenate(
@@ -145,24 +157,35 @@ def _unary(graph: Elimination, levels: _Levels) -> Any:
     total: Any = 0.0
     for slot, size in enumerate(levels.sizes):
         elements = levels.elements[:, :, slot].T.ravel()
-        rest = jnp.full((size, 1), -jnp.inf).at[0].set(0.0)
-        sites = [
-            (name, np.flatnonzero((elements >= s.start) & (elements < s.start + s.count)))
-            for name, s in graph.supports.items()
-        ]
-        sites = [(name, mine) for name, mine in sites if len(mine)]
-        parts = [
-            graph.factors.potentials[name][:, elements[mine] - graph.supports[name].start] for name, mine in sites
-        ]
-        where = [mine for _, mine in sites]
-        if (elements < 0).any():
-            absent = np.flatnonzero(elements < 0)
-            parts.append(jnp.broadcast_to(rest.astype(parts[0].dtype), (size, len(absent))))
-            where.append(absent)
-        whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)[:, np.argsort(np.concatenate(where))]
+        columns, places = [], []
+        for name, s in graph.supports.items():
+            mine = np.flatnonzero((elements >= s.start) & (elements < s.start + s.count))
+            if len(mine):
+                columns.append(_columns(graph.factors.potentials[name], elements[mine] - s.start, count))
+                places.append(mine)
+        absent = np.flatnonzero(elements < 0)
+        if len(absent):
+            rest = jnp.full((size, 1), -jnp.inf, columns[0].dtype).at[0].set(0.0)
+            columns.append(jnp.broadcast_to(rest, (size, len(absent))))
+            places.append(absent)
+        order = sorted(range(len(places)), key=lambda i: int(places[i][0]))
+        whole = jnp.concatenate([columns[i] for i in order], axis=1) if len(order) > 1 else columns[0]
+        place = np.concatenate([places[i] for i in order])
+        if np.any(np.diff(place) < 0):
+            whole = whole[:, np.argsort(place)]
         shape = [length, count] + [size if i == slot else 1 for i in range(width)]
         total = total + whole.T.reshape(shape)
     return total
+
+
+def _columns(u: Any, index: np.ndarray, count: int) -> Any:
+    """Return columns of an array: as a transposition where they are one, which costs less than a look-up."""
+    every = np.arange(u.shape[1])
+    if np.array_equal(index, every):
+        return u
+    if len(index) == len(every) and np.array_equal(index, every.reshape(count, -1).T.ravel()):
+        return u.reshape(len(u), count, -1).swapaxes(1, 2).reshape(u.shape)
+    return u[:, index]
 
 
 def _factors(graph: Elimination, levels: _Levels) -> tuple[Any, Any]:
@@ -176,6 +199,7 @@ def _factors(graph: Elimination, levels: _Levels) -> tuple[Any, Any]:
     within: Any = jnp.zeros((1, 1, *levels.sizes), dtype)
     between: Any = jnp.zeros((1, 1, *levels.sizes, *levels.sizes), dtype)
     left = []
+    shared: dict[Any, tuple[Any, list[np.ndarray]]] = {}  # one table for many links: it, and where they are
     for group in graph.groups:
         whole = group.scope + np.array([graph.supports[name].start for name in group.sites])
         spot = where[whole]  # (rows, axes, [component, level, slot])
@@ -201,8 +225,14 @@ def _factors(graph: Elimination, levels: _Levels) -> tuple[Any, Any]:
             at = base[rows], spot[rows, 0, 0]
             if span == 1:
                 within = _added(within, tables, at, (length, count))
+            elif len(tables) == 1 and group.origin is not None:
+                key = (group.origin[0], *(group.origin[1 + i] for i in order), *places)
+                shared.setdefault(key, (tables, []))[1].append(np.stack(at))
             else:
                 between = _added(between, tables, at, (length - 1, count))
+    for tables, links in shared.values():
+        where_linked = np.concatenate(links, axis=1)
+        between = _added(between, tables, (where_linked[0], where_linked[1]), (length - 1, count))
     graph.factors.groups = left
     states = math.prod(levels.sizes)
     return within, between.reshape(*between.shape[:2], states, states)
@@ -233,11 +263,11 @@ def _scale(graph: Elimination, levels: _Levels) -> Any:
     if all(_is_one(scale) for scale in graph.scales.values()):
         return None
     scales = []
-    for name, s in graph.supports.items():
+    for name, scale in graph.scales.items():
+        s = graph.supports[name]
         inside = (levels.elements >= s.start) & (levels.elements < s.start + s.count)
         if not inside.any():
             continue
-        scale = graph.scales.get(name, 1.0)
         if np.ndim(scale) == 0:
             scales.append(jnp.broadcast_to(scale, len(levels.elements)))
         else:

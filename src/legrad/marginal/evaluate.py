@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,21 +39,37 @@ class Support:
         return Table(self.values, (Label(self.size, elements),), self.shape)
 
 
+class Terms(NamedTuple):
+    """What `tables` finds.
+
+    Attributes:
+        tables: tables whose numbers add up to all terms.
+        given: the candidates of elements that were added, whose value is given, by name.
+        potentials: the potentials of these: 0 at the given value, −∞ at others.
+    """
+
+    tables: list[Table]
+    given: dict[str, Support]
+    potentials: dict[str, np.ndarray]
+
+
 def tables(
     terms: Callable[[dict[str, Any]], dict[str, Any]],
     supports: Mapping[str, Support],
     limit: int,
-) -> dict[str, list[Table]]:
-    """Evaluate terms at every candidate: for each term tables whose numbers add up to it.
+    share: bool = True,
+) -> Terms:
+    """Evaluate terms at every candidate.
 
     Args:
         terms: a function from the values of the sites to arrays of additive terms.
         supports: the candidates.
         limit: the largest number of joint values in one table.
+        share: treat a state that a chain starts from as an element, so that one table of transitions serves all steps.
     """
     like = {name: jnp.zeros(s.shape, s.values.dtype) for name, s in supports.items()}
     program = Program(terms, like, rewrite=rewrite, unwrap=unwrap)
-    context = Context(program, limit)
+    context = Context(program, limit, max(s.start + s.count for s in supports.values()) if share else None)
     values: dict[int, Table] = {i: constant(c) for i, c in program.constants.items()}
     values.update(zip(program.inputs, (supports[name].table() for name in sorted(supports)), strict=True))
     parts = {name: _parts(program, i) for name, i in zip(sorted(program.result), program.outputs, strict=True)}
@@ -74,7 +90,14 @@ def tables(
             numbers = numbers * jnp.reshape(values[factor].full().values, -1)[0]
         return Table(numbers, table.labels, table.shape)
 
-    return {name: [total(*part) for part in found] for name, found in parts.items()}
+    given, potentials = {}, {}
+    for i, known in enumerate(context.given):
+        name = f"(given) {i}"
+        values_of = jnp.reshape(known.candidates, (-1, *(1,) * known.numbers.ndim))
+        given[name] = Support(values_of, known.numbers.shape, known.start)
+        match = known.candidates[:, None] == known.numbers.reshape(-1)
+        potentials[name] = np.where(match, 0.0, -np.inf)
+    return Terms([total(*part) for found in parts.values() for part in found], given, potentials)
 
 
 def _at(line: str) -> str:
@@ -87,8 +110,6 @@ def _needed(program: Program, wanted: set[int]) -> set[int]:
     for op in reversed(program.ops):
         if not needed.isdisjoint(op.outputs):
             needed.update(op.inputs)
-    for found in list(needed):
-        needed.add(found)
     return needed
 
 

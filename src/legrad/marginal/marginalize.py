@@ -24,6 +24,7 @@ from legrad.marginal.table import CannotSum
 from legrad.marginal.windows import WINDOW, is_unbounded, located
 from legrad.model.sites import sample_sites, site_log_prob
 from legrad.model.threads import one_at_a_time
+from legrad.trace.concrete import read
 
 LIMIT = 4096
 
@@ -121,8 +122,8 @@ class Marginal:
             found = self._sum(plan, values, args, kwargs, best=most_likely)
             chosen = found.draw(key)
             drawn, support, shares = {}, {}, {}
-            for name, index in chosen.items():
-                s = found.supports[name]
+            for name in plan.summed:
+                index, s = chosen[name], found.supports[name]
                 every = jnp.broadcast_to(s.values, (s.size, *s.shape)).reshape(s.size, s.count)
                 drawn[name] = every[index, jnp.arange(s.count)].reshape(s.shape)
                 shares[name] = jnp.moveaxis(probabilities[name].reshape(s.size, *s.shape), 0, -1)
@@ -134,7 +135,7 @@ class Marginal:
 
     def _table_shapes(self, plan: _Plan, values: Any, args: Any, kwargs: Any) -> dict[str, tuple[int, int]]:
         found = jax.eval_shape(lambda: self._sum(plan, values, args, kwargs).factors.potentials)
-        return {name: x.shape for name, x in found.items()}
+        return {name: found[name].shape for name in plan.summed}
 
     # --- the sum --------------------------------------------------------------------------------------------
 
@@ -155,16 +156,21 @@ class Marginal:
             supports[name], scales[name] = _support(sites[name], start, self.window)
             start += supports[name].count
         if any(is_unbounded(sites[name]) for name in plan.summed):
-            supports = located(lambda s: self._factors(terms, s), supports, sites)
-        factors = self._factors(terms, supports)
+            supports = located(lambda s: self._factors(terms, s)[0], supports, sites)
+        factors, supports = self._factors(terms, supports)
         for name, offset in (offsets or {}).items():
             factors.potentials[name] = factors.potentials[name] + offset
         return Elimination(factors, supports, scales, self.limit, best)
 
-    def _factors(self, terms: _Terms, supports: dict[str, Support]) -> Factors:
-        parts = tables(terms, supports, self.limit)
-        flat = [table for found in parts.values() for table in found]
-        return collect(flat, supports, jnp.result_type(float, *(table.values for table in flat)))
+    def _factors(self, terms: _Terms, supports: dict[str, Support]) -> tuple[Factors, dict[str, Support]]:
+        """Return the factors, and the supports with those of elements whose value is given."""
+        try:
+            found = tables(terms, supports, self.limit)
+        except CannotSum:
+            found = tables(terms, supports, self.limit, share=False)
+        every = supports | found.given
+        dtype = jnp.result_type(float, *(table.values for table in found.tables))
+        return collect(found.tables, every, found.potentials, dtype), every
 
     # --- what is summed -------------------------------------------------------------------------------------
 
@@ -344,7 +350,8 @@ def _support(site: Any, start: int, window: int) -> tuple[Support, Any]:
             raise ValueError(f"{type(bare).__name__} has values that are not single numbers")
         base = bare.expand(shape) if bare.batch_shape != shape and not hasattr(bare, "total_count") else bare
         values, _ = enumerate_values(base if len(base.batch_shape) == len(shape) else base.expand(shape))
-        values = jnp.asarray(np.asarray(values) if isinstance(values, np.ndarray) else values)
+        numbers = read(values)  # a number that is known when the program is traced can be compared with others
+        values = values if numbers is None else np.asarray(numbers, jax.dtypes.canonicalize_dtype(numbers.dtype))
         values = values.reshape(values.shape[0], *(1,) * (len(shape) + 1 - values.ndim), *values.shape[1:])
     scale = site["scale"]
     if scale is None:

@@ -114,5 +114,7 @@ def backward(graph: Elimination, key: Any, potentials: Any, links: Any) -> Any:
         chosen = graph.choose(key, logits, axis=1)
         return chosen, chosen
 
-    _, earlier = lax.scan(step, final, (keys[1:], before) if len(links) == 1 else (keys[1:], before, links), reverse=True)
+    _, earlier = lax.scan(
+        step, final, (keys[1:], before) if len(links) == 1 else (keys[1:], before, links), reverse=True
+    )
     return jnp.concatenate([earlier, final[None]]).T

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,39 @@ import numpy as np
 
 from legrad import _compat
 from legrad.marginal.table import NONE, Label, Shape, Table, align, batched, common, pruned, raised, spread, take
+from legrad.trace.concrete import read
 from legrad.trace.operations import ELEMENTWISE as ELEMENTWISE_OPERATIONS
 from legrad.trace.operations import run_equation
 from legrad.trace.primitives import ELEMENTWISE
 from legrad.trace.program import Op, Program
 
 
-@dataclass(frozen=True)
+class Given(NamedTuple):
+    """Elements that were added: numbers that are known, each one of the candidates."""
+
+    numbers: np.ndarray
+    candidates: np.ndarray
+    start: int
+
+
+@dataclass
 class Context:
-    """The program that is run, and the largest number of joint values in one table."""
+    """The program that is run, and the largest number of joint values in one table.
+
+    `free` is the first number that no element has, None if no element may be added; `given` holds those added.
+    """
 
     program: Program
     limit: int
+    free: int | None = None
+    given: list[Given] = field(default_factory=list)
+
+    def added(self, numbers: np.ndarray, candidates: np.ndarray) -> Label:
+        """Add elements for numbers that are known."""
+        assert self.free is not None
+        start, self.free = self.free, self.free + numbers.size
+        self.given.append(Given(numbers, candidates, start))
+        return Label(len(candidates), start + np.arange(numbers.size).reshape(numbers.shape))
 
 
 Rule = Callable[[Op, list[Table], Context], list[Table]]
@@ -180,7 +201,33 @@ def _split(op: Op, operands: list[Table], context: Context) -> list[Table]:
 
 
 def _concatenate(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    return [concatenated(operands, op.eqn.params["dimension"])]
+    axis = op.eqn.params["dimension"]
+    return [_shared(op, operands, axis, context) or concatenated(operands, axis)]
+
+
+def _shared(op: Op, parts: list[Table], axis: int, context: Context) -> Table | None:
+    """Join states, and numbers that chains start from, without storing each position: `[first, z[0], z[1], ...]`.
+
+    All are elements with the same candidates, so what depends on them, such as a table of transitions, is one table.
+    """
+    states = [t for t in parts if t.labels]
+    if context.free is None or len(parts) < 2 or any(len(t.labels) != 1 or any(n > 1 for n in t.own) for t in states):
+        return None
+    candidates = [read(t.values) for t in states]
+    first = None if not candidates else candidates[0]
+    if first is None or any(c is None or not np.array_equal(c.ravel(), first.ravel()) for c in candidates):
+        return None
+    first = first.ravel()
+    if len(np.unique(first)) < len(first) or max(math.prod(t.shape) for t in states) < 2:
+        return None
+    known = [None if t.labels else context.program.read(i) for t, i in zip(parts, op.inputs, strict=True)]
+    if any(x is None or not np.isin(x, first).all() for x, t in zip(known, parts, strict=True) if not t.labels):
+        return None
+    rows = []
+    for x, part in zip(known, parts, strict=True):
+        label = part.labels[0] if x is None else context.added(x, first)
+        rows.append(np.broadcast_to(label.elements, part.shape))
+    return Table(states[0].values, (Label(len(first), np.concatenate(rows, axis=axis)),), _shapes(op)[0])
 
 
 def concatenated(parts: list[Table], axis: int) -> Table:
@@ -226,7 +273,7 @@ def concatenated(parts: list[Table], axis: int) -> Table:
 
 def _moved_by(op: Op, table: Table, run: Callable[[Any, Any], Any], fill: Any) -> Table:
     """Move numbers by `run(array, fill)`, whose positions are known now; those that it fills have no element."""
-    table, (shape,) = table.full(), _shapes(op)
+    (shape,) = _shapes(op)
     positions = np.arange(1, math.prod(table.shape) + 1, dtype=np.int32).reshape(table.shape)
     with jax.ensure_compile_time_eval():
         found = np.asarray(run(jnp.asarray(positions), 0))
@@ -235,6 +282,10 @@ def _moved_by(op: Op, table: Table, run: Callable[[Any, Any], Any], fill: Any) -
         return np.concatenate([[NONE], np.broadcast_to(elements, table.shape).ravel()])[found]
 
     lead = tuple(label.size for label in table.labels)
+    if all(n == 1 for n in table.own) and found.all():  # one number for all positions stays one
+        alike = table.values.reshape(*lead, *(1,) * len(shape))
+        return pruned(Table(alike, table.relabelled(place).labels, shape))
+    table = table.full()
     values = jax.vmap(lambda x: run(x, fill))(jnp.reshape(table.values, (-1, *table.shape)))
     return pruned(Table(values.reshape(*lead, *shape), table.relabelled(place).labels, shape))
 
@@ -302,6 +353,16 @@ def _dot_general(op: Op, operands: list[Table], context: Context) -> list[Table]
 
     results, labels = batched(_run(op), [placed(0), placed(1)], context.limit)
     return [Table(results[0], labels, shape)]
+
+
+def _categorical_logits(op: Op, operands: list[Table], context: Context) -> list[Table]:
+    """The log-probability of classes, `logits[..., value] − log Σ exp(logits)`: classes mix, members do not."""
+    logits, value = operands
+    last = len(logits.shape) - 1
+    logits = spread(logits, [last], context.limit).full()
+    placed = [logits.relabelled(lambda e: e.reshape(e.shape[:-1])), value.full()]
+    results, labels = batched(_run(op), placed, context.limit)
+    return [Table(results[0], labels, value.shape)]
 
 
 # --- look-ups ----------------------------------------------------------------------------------------------------
@@ -390,5 +451,6 @@ RULES: dict[str, Rule] = {
     "dot_general": _dot_general,
     "gather": _gather,
     "dynamic_slice": _dynamic_slice,
+    "legrad_categorical_logits": _categorical_logits,
     "optimization_barrier": _identity,
 }

@@ -103,24 +103,18 @@ def raised(table: Table, rank: int) -> Table:
 
 
 def merged(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    """Return the elements of two labels as one if they agree wherever both have one, None if they differ everywhere.
+    """Return the elements of two labels as one if they agree wherever both have one; None if they differ somewhere.
 
-    Raises:
-        CannotSum: if the two are the same element in some positions and different ones in others.
+    Labels that are not merged may still name one element in some positions. Only the entries where both axes have the
+    same candidate then mean anything; they are picked out when the table becomes a factor.
     """
     if a is b:
         return a
     both = (a >= 0) & (b >= 0)
-    same = (a == b) & both
-    if not both.any() or bool(same.sum() == both.sum()):
-        joined: np.ndarray = np.maximum(a, b)
-        return joined
-    if not same.any():
+    if np.any(both & (a != b)):
         return None
-    twice = np.broadcast_to(a, same.shape)[same]
-    raise CannotSum(
-        twice[:2].tolist(), "an element is used twice in one number, beside numbers that use two elements"
-    )
+    joined: np.ndarray = np.maximum(a, b)
+    return joined
 
 
 def align(tables: Sequence[Table], limit: int) -> tuple[list[Any], tuple[Label, ...]]:
