@@ -137,10 +137,18 @@ def _sum(graph: Elimination, levels: _Levels) -> None:
         for slot, chosen in enumerate(jnp.unravel_index(path, levels.sizes)):
             _place(graph, found, levels.elements[:, :, slot].ravel(), chosen.ravel())
 
+    from legrad.marginal.eliminate import Work
+
+    count, length, _ = levels.elements.shape
+    sites = []
     for name, s in graph.supports.items():
         inside = levels.elements[(levels.elements >= s.start) & (levels.elements < s.start + s.count)] - s.start
         if len(inside):
             graph.take(name, inside)
+            sites.append(name)
+    named = tuple(name for name in sites if name in graph.scales)
+    how = f"in {'one chain' if count == 1 else f'{count:,} chains'} of {length:,} steps and {states:,} states"
+    graph.work.append(Work(named, int(np.sum(levels.elements >= 0)), how, length * count * states**2))
     graph.steps.append(step)
 
 

@@ -101,7 +101,7 @@ def _forward(potentials: Any, links: Any, reduce: Any) -> tuple[Any, Any]:
 
 
 def backward(graph: Elimination, key: Any, potentials: Any, links: Any) -> Any:
-    """Draw the states of all levels given each other, from the last to the first, or take the best: (chains, levels)."""
+    """Draw the states of all levels from the last to the first, or take the best ones: (chains, levels)."""
     length, count, states = potentials.shape
     last, before = _forward(potentials, links, graph.reduce)
     keys = jax.random.split(key, length)

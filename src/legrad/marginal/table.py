@@ -27,12 +27,17 @@ class CannotSum(Exception):
 
     Attributes:
         elements: the elements that meet.
-        reason: why they cannot be summed; completed with the line of the program where it is known.
+        reason: why they cannot be summed.
+        values: how many joint values the sum would have; None if unknown.
+        line: the line of the user's model where they meet, "" if it is inside a density.
+        primitive: the primitive that mixes them there.
+        term: the site in whose density they meet.
     """
 
-    def __init__(self, elements: Sequence[int], reason: str) -> None:
+    def __init__(self, elements: Sequence[int], reason: str, values: int | None = None) -> None:
         super().__init__(reason)
-        self.elements, self.reason = list(elements), reason
+        self.elements, self.reason, self.values = list(elements), reason, values
+        self.line = self.primitive = self.term = ""
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ def _check_size(labels: Sequence[Label], limit: int) -> None:
     size = math.prod(label.size for label in labels)
     if size > limit:
         elements = [e for label in labels for e in label.some(1)]
-        raise CannotSum(elements, f"{len(labels)} elements meet in one number, a sum over {size:,} joint values")
+        raise CannotSum(elements, f"{len(labels)} elements are seen together", size)
 
 
 def _expanded(table: Table, places: list[int], count: int) -> Any:
@@ -194,7 +199,7 @@ def spread(table: Table, axes: Sequence[int], limit: int) -> Table:
         count = table.shape[axis]
         if count > 64:
             label = next(label for label in table.labels if label.varies(axis))
-            raise CannotSum(label.some(), f"{count:,} elements meet in one number")
+            raise CannotSum(label.some(), f"{count:,} elements are seen together", label.size**count)
         parts = [take(table, axis, j, j + 1) for j in range(count)]
         values, labels = align(parts, limit)
         own = common([part.own for part in parts])
