@@ -100,7 +100,7 @@ def tables(
         table = values[i]
         numbers = table.values if sign > 0 else -table.values
         if not jnp.issubdtype(jnp.result_type(numbers), jnp.floating):
-            numbers = jnp.asarray(numbers, float)
+            numbers = numbers.astype(jnp.result_type(float))
         for factor in factors:
             numbers = numbers * jnp.reshape(values[factor].full().values, -1)[0]
         return Table(numbers, table.labels, table.shape)

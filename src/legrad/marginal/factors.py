@@ -49,6 +49,10 @@ class Factors:
     potentials: dict[str, Any]
     groups: list[Group]
 
+    def copy(self) -> Factors:
+        """Return factors that can be consumed without these."""
+        return Factors(self.constant, dict(self.potentials), list(self.groups))
+
 
 def collect(parts: Sequence[Table], supports: Mapping[str, Support], given: Mapping[str, Any], dtype: Any) -> Factors:
     """Sort tables into factors.
@@ -80,7 +84,9 @@ def _add(found: Factors, table: Table, supports: Mapping[str, Support], names: l
     lead, rank = len(table.labels), len(table.shape)
     # Along axes where no element changes, factors of the same elements are added up.
     alone = [a for a in range(rank) if not any(label.varies(a) for label in table.labels)]
-    values = jnp.sum(table.values, axis=tuple(lead + a for a in alone)) if alone else table.values
+    values = table.values
+    if alone:  # numbers that are known are added up now
+        values = (np if isinstance(values, np.ndarray) else jnp).sum(values, axis=tuple(lead + a for a in alone))
     times = int(np.prod([table.shape[a] for a in alone if table.own[a] == 1], initial=1))
     values = values * times if times != 1 else values
     if not lead:

@@ -31,7 +31,7 @@ from legrad.marginal.plan import (
 )
 from legrad.marginal.table import CannotSum
 from legrad.marginal.terms import Terms
-from legrad.marginal.windows import WINDOW, is_unbounded, located
+from legrad.marginal.windows import WINDOW, escaped, is_unbounded, largest_of_a_batch, located, near, watch
 
 LIMIT = 4096
 
@@ -50,6 +50,15 @@ class Recovered(NamedTuple):
     support: dict[str, Any]
 
 
+class _Start(NamedTuple):
+    """Where a sum starts: the terms, the supports of sites, the sites, and the scales of their elements."""
+
+    terms: Terms
+    supports: dict[str, Support]
+    sites: dict[str, Any]
+    scales: dict[str, Any]
+
+
 class _Graph(NamedTuple):
     """Factors, the supports of all sites and of elements whose value is given, and the tables they are made from."""
 
@@ -64,6 +73,7 @@ class Marginal:
     def __init__(self, model: Callable[..., Any], sites: Sequence[str] | None, limit: int, window: int) -> None:
         self.model, self.sites, self.limit, self.window = model, sites, limit, window
         self._plans: dict[Any, Plan] = {}
+        self._warned: set[str] = set()
         self._last: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +86,7 @@ class Marginal:
         with handlers.trace() as trace, _Hide(plan):
             returned = self.model(*args, **kwargs)
         try:
-            found = self.graph(plan, given_values(trace), args, kwargs)
+            total = self.total(plan, given_values(trace), args, kwargs)
         except CannotSum as error:  # arguments of the same shapes could be summed before
             name, reason = obstacle(error, plan)
             raise ValueError(
@@ -84,7 +94,7 @@ class Marginal:
                 "meet must be numbers while the model is traced: let the model close over them instead of passing "
                 "them as arguments of a compiled function"
             ) from error
-        numpyro.factor(_factor_name(plan), found.total)
+        numpyro.factor(_factor_name(plan), total)
         return returned
 
     def summed(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
@@ -151,6 +161,27 @@ class Marginal:
 
     # --- the sum --------------------------------------------------------------------------------------------
 
+    def total(self, plan: Plan, values: dict[str, Any], args: Any, kwargs: Any) -> Any:
+        """Return the sum of the terms that depend on the summed sites, at given values of everything else."""
+        start = self._start(plan, values, args, kwargs)
+        counts = [name for name in plan.summed if is_unbounded(start.sites[name])]
+
+        def moved() -> Any:
+            graph = self._factors(
+                start.terms, located(lambda s: self._factors(start.terms, s).factors, start.supports, start.sites)
+            )
+            for name in counts:
+                share = escaped(graph.factors, graph.supports, name)
+                watch(share, name, self.window, self._warned)
+            return self._eliminated(graph, start).total
+
+        if not counts:
+            return self._eliminated(self._factors(start.terms, start.supports), start).total
+        graph = self._factors(start.terms, near(start.supports, start.sites))
+        left_out = jnp.stack([escaped(graph.factors, graph.supports, name) for name in counts])
+        enough = largest_of_a_batch(jnp.max(left_out)) < jnp.finfo(left_out.dtype).eps
+        return jax.lax.cond(enough, lambda: self._eliminated(graph, start).total, jax.checkpoint(moved))
+
     def graph(
         self,
         plan: Plan,
@@ -160,20 +191,37 @@ class Marginal:
         offsets: Mapping[str, Any] | None = None,
         best: bool = False,
     ) -> Elimination:
-        """Sum the terms that depend on the summed sites, at given values of everything else."""
-        terms = Terms(self.model, args, kwargs, plan, values)
-        sites = terms.sites({name: jnp.zeros(plan.shapes[name], int) for name in plan.summed})
-        supports, scales, start = {}, {}, 0
-        for name in plan.summed:
-            supports[name], scales[name] = support_of(sites[name], start, self.window)
-            start += supports[name].count
-        if any(is_unbounded(sites[name]) for name in plan.summed):
-            supports = located(lambda s: self._factors(terms, s).factors, supports, sites)
-        graph = self._factors(terms, supports)
+        """Sum the terms, and keep what is needed to draw the summed sites; windows are moved to where they matter.
+
+        Args:
+            plan: what is summed.
+            values: the values of everything else.
+            args: positional arguments of the model.
+            kwargs: keyword arguments of the model.
+            offsets: numbers to add to the potentials of sites; the sum's derivatives by them are probabilities.
+            best: take maxima instead of sums.
+        """
+        start = self._start(plan, values, args, kwargs)
+        supports = start.supports
+        if any(is_unbounded(start.sites[name]) for name in plan.summed):
+            supports = located(lambda s: self._factors(start.terms, s).factors, supports, start.sites)
+        graph = self._factors(start.terms, supports)
         for name, offset in (offsets or {}).items():
             graph.factors.potentials[name] = graph.factors.potentials[name] + offset
+        return self._eliminated(graph, start, best)
+
+    def _start(self, plan: Plan, values: dict[str, Any], args: Any, kwargs: Any) -> _Start:
+        terms = Terms(self.model, args, kwargs, plan, values)
+        sites = terms.sites({name: jnp.zeros(plan.shapes[name], int) for name in plan.summed})
+        supports, scales, first = {}, {}, 0
+        for name in plan.summed:
+            supports[name], scales[name] = support_of(sites[name], first, self.window)
+            first += supports[name].count
+        return _Start(terms, supports, sites, scales)
+
+    def _eliminated(self, graph: _Graph, start: _Start, best: bool = False) -> Elimination:
         try:
-            return Elimination(graph.factors, graph.supports, scales, self.limit, best)
+            return Elimination(graph.factors.copy(), graph.supports, start.scales, self.limit, best)
         except CannotSum as error:
             error.term = graph.tables.meeting(error.elements)
             raise
@@ -211,7 +259,7 @@ class Marginal:
                 return plan
             values = {name: value for name, value in given_values(run.trace).items() if name not in wanted}
             try:
-                jax.eval_shape(lambda p=plan, v=values: self.graph(p, v, args, kwargs).total)
+                jax.eval_shape(lambda p=plan, v=values: self.total(p, v, args, kwargs))
                 return plan
             except CannotSum as error:
                 self._keep(*obstacle(error, plan), wanted, kept)

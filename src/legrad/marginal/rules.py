@@ -33,6 +33,9 @@ class Given(NamedTuple):
     start: int
 
 
+_KEPT = 1 << 22  # numbers that are computed while tracing, in one array
+
+
 @dataclass
 class Context:
     """The program that is run, and the largest number of joint values in one table.
@@ -87,11 +90,32 @@ def _everything(op: Op, operands: list[Table], context: Context) -> list[Table]:
 
 def _elementwise(op: Op, operands: list[Table], context: Context) -> list[Table]:
     (shape,) = _shapes(op)
-    operands = [raised(t, len(shape)) for t in operands]
+    operands = [raised(t, len(shape)) for t in _known(op, operands, context)]
+    if not all(isinstance(t.values, np.ndarray) for t in operands):
+        return [_of_numbers(op, operands, shape, context)]
+    with jax.ensure_compile_time_eval():
+        table = _of_numbers(op, operands, shape, context)
+        return [Table(np.asarray(table.values), table.labels, shape)]
+
+
+def _of_numbers(op: Op, operands: list[Table], shape: Shape, context: Context) -> Table:
     values, labels = align(operands, context.limit)
     sizes = np.broadcast_shapes(*(v.shape for v in values))
-    results = run_equation(op.eqn, [jnp.broadcast_to(v, sizes) for v in values])
-    return [Table(results[0], labels, shape)]
+    return Table(run_equation(op.eqn, [jnp.broadcast_to(v, sizes) for v in values])[0], labels, shape)
+
+
+def _known(op: Op, operands: list[Table], context: Context) -> list[Table]:
+    """Return the operands as numbers if all are known now, and few enough to be kept in a program."""
+    if not any(t.labels for t in operands) or not all(isinstance(t.values, np.ndarray) for t in operands if t.labels):
+        return operands
+    found = [t.values if t.labels else context.program.read(i) for t, i in zip(operands, op.inputs, strict=True)]
+    numbers = [x for x in found if x is not None]
+    if len(numbers) < len(found):
+        return operands
+    own = np.broadcast_shapes(*(x.shape[len(t.labels) :] for x, t in zip(numbers, operands, strict=True)))
+    if math.prod(own) * math.prod(label.size for t in operands for label in t.labels) > _KEPT:
+        return operands
+    return [Table(x, t.labels, t.shape) for x, t in zip(numbers, operands, strict=True)]
 
 
 def _custom_elementwise(op: Op, operands: list[Table], context: Context) -> list[Table]:
