@@ -31,7 +31,8 @@ from legrad.marginal.plan import (
 )
 from legrad.marginal.table import CannotSum
 from legrad.marginal.terms import Terms
-from legrad.marginal.windows import WINDOW, escaped, is_unbounded, largest_of_a_batch, located, near, watch
+from legrad.marginal.windows import WINDOW, escaped, is_unbounded, located, near, watch
+from legrad.singlesite.together import all_of
 
 LIMIT = 4096
 
@@ -179,7 +180,7 @@ class Marginal:
             return self._eliminated(self._factors(start.terms, start.supports), start).total
         graph = self._factors(start.terms, near(start.supports, start.sites))
         left_out = jnp.stack([escaped(graph.factors, graph.supports, name) for name in counts])
-        enough = largest_of_a_batch(jnp.max(left_out)) < jnp.finfo(left_out.dtype).eps
+        enough = all_of(jnp.max(left_out) < jnp.finfo(left_out.dtype).eps)
         return jax.lax.cond(enough, lambda: self._eliminated(graph, start).total, jax.checkpoint(moved))
 
     def graph(

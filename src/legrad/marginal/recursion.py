@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 
 from legrad.marginal.log_sum_exp import log_sum_exp
+from legrad.singlesite.together import all_of
 
 if TYPE_CHECKING:
     from legrad.marginal.eliminate import Elimination
@@ -36,23 +37,12 @@ def log_partition(potentials: Any, links: Any) -> Any:
     column = jnp.where(jnp.isneginf(column), 0.0, column)
     exponents = links - column
     largest = float(np.log(np.finfo(links.dtype).max))
-    mild = _everywhere(lax.stop_gradient(jnp.all(exponents >= -_RANGE * largest)))
+    mild = all_of(lax.stop_gradient(jnp.all(exponents >= -_RANGE * largest)))
     return lax.cond(mild, _of_probabilities, jax.checkpoint(_of_logarithms), potentials, exponents, column[..., 0, :])
 
 
-@jax.custom_batching.custom_vmap
-def _everywhere(condition: Any) -> Any:
-    return condition
-
-
-@_everywhere.def_vmap
-def _everywhere_of_a_batch(size: int, batched: list[bool], condition: Any) -> tuple[Any, bool]:
-    """One decision for a batch: a `cond` that differed within it would take both of its branches."""
-    return _everywhere(jnp.all(condition)), False
-
-
 def _of_probabilities(potentials: Any, exponents: Any, column: Any) -> Any:
-    u = potentials.at[1:].add(column) if column.ndim else potentials
+    u = potentials.at[1:].add(column)
     top = lax.stop_gradient(jnp.max(u, axis=-1, keepdims=True))
     top = jnp.where(jnp.isneginf(top), 0.0, top)
     likelihood = jnp.exp(u - top)
@@ -83,7 +73,7 @@ def _of_logarithms(potentials: Any, exponents: Any, column: Any) -> Any:
 
 
 def best_path(potentials: Any, links: Any) -> Any:
-    """Return the log-probability of the most likely states of each chain, Σ excepted by max."""
+    """Return the log-probability of the most likely states of each chain, with a maximum for each sum."""
     alpha, _ = _forward(potentials, links, jnp.max)
     return jnp.max(alpha, axis=-1)
 

@@ -24,6 +24,7 @@ from legrad.distributions.counts import COUNTS
 from legrad.distributions.unwrap import unwrap
 from legrad.marginal.evaluate import Support
 from legrad.marginal.factors import Factors, accumulated
+from legrad.singlesite.together import any_of
 
 WINDOW = 128
 _COARSE = np.unique(np.concatenate([np.arange(8), np.floor(8 * 1.2 ** np.arange(80)), [0]])).astype(int)
@@ -122,7 +123,7 @@ def watch(share: Any, name: str, window: int, warned: set[str]) -> None:
     """Warn, once, while a program runs, if a window leaves a share of the sum out that matters."""
 
     def warn(share: Any) -> None:
-        if name not in warned:
+        if name not in warned and share > ESCAPED:
             warned.add(name)
             warnings.warn(
                 f"site '{name}' is a count, summed over a window of {window} values, which left out up to "
@@ -130,16 +131,4 @@ def watch(share: Any, name: str, window: int, warned: set[str]) -> None:
                 stacklevel=2,
             )
 
-    worst = largest_of_a_batch(share)
-    jax.lax.cond(worst > ESCAPED, lambda x: jax.debug.callback(warn, x), lambda x: None, worst)
-
-
-@jax.custom_batching.custom_vmap
-def largest_of_a_batch(number: Any) -> Any:
-    """Return a number; under `vmap` the largest of all, so that a `cond` on it takes one branch for the batch."""
-    return number
-
-
-@largest_of_a_batch.def_vmap
-def _largest_of_a_batch(size: int, batched: list[bool], number: Any) -> tuple[Any, bool]:
-    return largest_of_a_batch(jnp.max(number)), False
+    jax.lax.cond(any_of(share > ESCAPED), lambda x: jax.debug.callback(warn, x), lambda x: None, share)
