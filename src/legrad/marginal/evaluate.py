@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad import _compat
+from legrad.marginal.chosen import Chosen
 from legrad.marginal.loops import rewrite, unwrap
 from legrad.marginal.rules import Context, apply
 from legrad.marginal.table import CannotSum, Label, Table, constant
@@ -97,13 +98,20 @@ def tables(
         values.update(zip(op.outputs, results, strict=True))
 
     def total(i: int, sign: int, factors: list[int]) -> Table:
+        def complete(numbers: Any) -> Any:
+            numbers = numbers if sign > 0 else -numbers
+            if not jnp.issubdtype(jnp.result_type(numbers), jnp.floating):
+                numbers = numbers.astype(jnp.result_type(float))
+            for factor in factors:
+                numbers = numbers * jnp.reshape(values[factor].full().values, -1)[0]
+            return numbers
+
         table = values[i]
-        numbers = table.values if sign > 0 else -table.values
-        if not jnp.issubdtype(jnp.result_type(numbers), jnp.floating):
-            numbers = numbers.astype(jnp.result_type(float))
-        for factor in factors:
-            numbers = numbers * jnp.reshape(values[factor].full().values, -1)[0]
-        return Table(numbers, table.labels, table.shape)
+        return (
+            table.mapped(complete)
+            if isinstance(table, Chosen)
+            else Table(complete(table.values), table.labels, table.shape)
+        )
 
     given, potentials = {}, {}
     for i, known in enumerate(context.given):

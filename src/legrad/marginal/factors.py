@@ -16,8 +16,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from legrad.marginal.chosen import Chosen, total
 from legrad.marginal.evaluate import Support
-from legrad.marginal.table import Table
+from legrad.marginal.table import Label, Table
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ def _add(found: Factors, table: Table, supports: Mapping[str, Support], names: l
     lead, rank = len(table.labels), len(table.shape)
     # Along axes where no element changes, factors of the same elements are added up.
     alone = [a for a in range(rank) if not any(label.varies(a) for label in table.labels)]
+    if isinstance(table, Chosen) and len(alone) == rank and (summed := total(table)) is not None:
+        labels = tuple(Label(label.size, label.elements.reshape(())) for label in table.labels)
+        table, alone, rank = Table(summed, labels, ()), [], 0
     values = table.values
     if alone:  # numbers that are known are added up now
         values = (np if isinstance(values, np.ndarray) else jnp).sum(values, axis=tuple(lead + a for a in alone))

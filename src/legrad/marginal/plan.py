@@ -211,7 +211,7 @@ def support_of(site: Any, start: int, window: int) -> tuple[Support, Any]:
         if bare.event_dim:
             raise ValueError(f"{type(bare).__name__} has values that are not single numbers")
         base = bare.expand(shape) if bare.batch_shape != shape and not hasattr(bare, "total_count") else bare
-        values, _ = enumerate_values(base if len(base.batch_shape) == len(shape) else base.expand(shape))
+        values = _enumerated(base if len(base.batch_shape) == len(shape) else base.expand(shape))
         numbers = read(values)  # a number that is known when the program is traced can be compared with others
         values = values if numbers is None else np.asarray(numbers, jax.dtypes.canonicalize_dtype(numbers.dtype))
         values = values.reshape(values.shape[0], *(1,) * (len(shape) + 1 - values.ndim), *values.shape[1:])
@@ -222,6 +222,15 @@ def support_of(site: Any, start: int, window: int) -> tuple[Support, Any]:
         scale = jnp.reshape(scale, jnp.shape(scale) + (1,) * (site["fn"].event_dim - bare.event_dim))
         scale = jnp.broadcast_to(scale, shape).reshape(-1)
     return Support(values, shape, start), scale
+
+
+def _enumerated(law: Any) -> Any:
+    """Return the values of a finite support, as numbers if they do not depend on what is being traced."""
+    try:
+        with jax.ensure_compile_time_eval():
+            return enumerate_values(law)[0]
+    except jax.errors.UnexpectedTracerError:
+        return enumerate_values(law)[0]
 
 
 def is_discrete(site: Any) -> bool:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad import _compat
+from legrad.marginal.chosen import Chosen
 from legrad.marginal.table import NONE, Label, Shape, Table, align, batched, common, pruned, raised, spread, take
 from legrad.trace.concrete import read
 from legrad.trace.operations import ELEMENTWISE as ELEMENTWISE_OPERATIONS
@@ -90,12 +91,41 @@ def _everything(op: Op, operands: list[Table], context: Context) -> list[Table]:
 
 def _elementwise(op: Op, operands: list[Table], context: Context) -> list[Table]:
     (shape,) = _shapes(op)
+    if (chosen := _chosen(op, operands, shape)) is not None:
+        return [chosen]
     operands = [raised(t, len(shape)) for t in _known(op, operands, context)]
     if not all(isinstance(t.values, np.ndarray) for t in operands):
         return [_of_numbers(op, operands, shape, context)]
     with jax.ensure_compile_time_eval():
         table = _of_numbers(op, operands, shape, context)
         return [Table(np.asarray(table.values), table.labels, shape)]
+
+
+def _chosen(op: Op, operands: list[Table], shape: Shape) -> Table | None:
+    """Choose between two forms by what is known of elements, or apply a function to both forms of such a choice."""
+    labelled = [t for t in operands if t.labels]
+    if len(labelled) != 1 or len(labelled[0].shape) != len(shape):
+        return None
+    plain = [raised(t, len(shape)) for t in operands]
+    (choice,) = (t for t in plain if t.labels)
+    if isinstance(choice, Chosen):
+        return choice.mapped(lambda form: _bind(op, [form if t is choice else t.values for t in plain]), shape)
+    if op.name != "select_n" or choice is not plain[0] or len(plain) != 3:
+        return None
+    mask = choice.values
+    if (
+        not isinstance(mask, np.ndarray)
+        or mask.dtype != bool
+        or not jnp.issubdtype(op.eqn.outvars[0].aval.dtype, jnp.floating)
+    ):
+        return None
+    no, yes = jnp.broadcast_arrays(plain[1].values, plain[2].values)
+    return Chosen(mask, yes, no, choice.labels, shape)
+
+
+def _bind(op: Op, operands: list[Any]) -> Any:
+    sizes = np.broadcast_shapes(*(jnp.shape(x) for x in operands))
+    return run_equation(op.eqn, [jnp.broadcast_to(x, sizes) for x in operands])[0]
 
 
 def _of_numbers(op: Op, operands: list[Table], shape: Shape, context: Context) -> Table:
@@ -108,10 +138,12 @@ def _known(op: Op, operands: list[Table], context: Context) -> list[Table]:
     """Return the operands as numbers if all are known now, and few enough to be kept in a program."""
     if not any(t.labels for t in operands) or not all(isinstance(t.values, np.ndarray) for t in operands if t.labels):
         return operands
-    found = [t.values if t.labels else context.program.read(i) for t, i in zip(operands, op.inputs, strict=True)]
-    numbers = [x for x in found if x is not None]
-    if len(numbers) < len(found):
-        return operands
+    numbers = []
+    for t, i in zip(operands, op.inputs, strict=True):
+        x = t.values if t.labels else context.program.read(i)
+        if x is None:
+            return operands
+        numbers.append(x if t.labels else x[tuple(slice(n) for n in t.own)])  # one number for all stays one
     own = np.broadcast_shapes(*(x.shape[len(t.labels) :] for x, t in zip(numbers, operands, strict=True)))
     if math.prod(own) * math.prod(label.size for t in operands for label in t.labels) > _KEPT:
         return operands
@@ -242,7 +274,7 @@ def _shared(op: Op, parts: list[Table], axis: int, context: Context) -> Table | 
     if first is None or any(c is None or not np.array_equal(c.ravel(), first.ravel()) for c in candidates):
         return None
     first = first.ravel()
-    if len(np.unique(first)) < len(first) or max(math.prod(t.shape) for t in states) < 2:
+    if len(np.unique(first)) < len(first) or not any(t.labels[0].varies(axis) for t in states):
         return None
     known = [None if t.labels else context.program.read(i) for t, i in zip(parts, op.inputs, strict=True)]
     if any(x is None or not np.isin(x, first).all() for x, t in zip(known, parts, strict=True) if not t.labels):

@@ -236,6 +236,22 @@ def partly_permuted(rng: Rng) -> Case:
     return Case(model, (normal(rng, 6),), {"slope": normal(rng)})
 
 
+def interval(rng: Rng) -> Case:
+    """A span of time, at an unknown place, with another rate, under which some data may be impossible."""
+    n = int(rng.integers(5, 9))
+    t, outside = jnp.arange(n), float(rng.integers(0, 2))
+
+    def model(y):
+        rate = numpyro.sample("rate", dist.Exponential(0.5))
+        start = numpyro.sample("start", dist.DiscreteUniform(0, n - 1))
+        inside = (t >= start) & (t < start + 3)
+        with numpyro.plate("time", n):
+            numpyro.sample("y", dist.Poisson(jnp.where(inside, rate, outside * 2.0)), obs=y)
+
+    y = rng.integers(1, 4, n) * ((np.arange(n) >= 1) & (np.arange(n) < 4))
+    return Case(model, (jnp.asarray(y),), {"rate": jnp.asarray(rng.uniform(0.5, 3))})
+
+
 FAMILIES: dict[str, Callable[[Rng], Case]] = {
     f.__name__: f
     for f in (
@@ -255,5 +271,6 @@ FAMILIES: dict[str, Callable[[Rng], Case]] = {
         occupancy,
         classes_of_a_latent,
         partly_permuted,
+        interval,
     )
 }
