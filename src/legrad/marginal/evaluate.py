@@ -11,8 +11,9 @@ import numpy as np
 
 from legrad import _compat
 from legrad.marginal.chosen import Chosen
+from legrad.marginal.context import Context
 from legrad.marginal.loops import rewrite, unwrap
-from legrad.marginal.rules import Context, apply
+from legrad.marginal.rules import apply
 from legrad.marginal.table import CannotSum, Label, Table, constant
 from legrad.trace.program import Op, Program
 

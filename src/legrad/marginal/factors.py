@@ -118,7 +118,10 @@ def _add_rows(
     starts = np.array([supports[name].start for name in names])
     which = np.where(scope >= 0, np.searchsorted(starts, scope, side="right") - 1, -1)
     patterns = np.concatenate([which, _first_equal(scope)], axis=1)
-    kinds, kind_of = np.unique(patterns, axis=0, return_inverse=True)
+    if np.all(patterns == patterns[:1]):  # a million rows take seconds to sort
+        kinds, kind_of = patterns[:1], np.zeros(len(patterns), int)
+    else:
+        kinds, kind_of = np.unique(patterns, axis=0, return_inverse=True)
     axes = scope.shape[1]
     for k, kind in enumerate(kinds):
         chosen = np.flatnonzero(np.ravel(kind_of) == k)

@@ -8,54 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from legrad import _compat
-from legrad.marginal.chosen import Chosen
-from legrad.marginal.table import NONE, Label, Shape, Table, align, batched, common, pruned, raised, spread, take
+from legrad.marginal.context import Context, run_of, shapes_of
+from legrad.marginal.elementwise import elementwise
+from legrad.marginal.table import NONE, Label, Shape, Table, batched, common, pruned, spread, take
 from legrad.trace.concrete import read
 from legrad.trace.operations import ELEMENTWISE as ELEMENTWISE_OPERATIONS
-from legrad.trace.operations import run_equation
 from legrad.trace.primitives import ELEMENTWISE
-from legrad.trace.program import Op, Program
-
-
-class Given(NamedTuple):
-    """Elements that were added: numbers that are known, each one of the candidates."""
-
-    numbers: np.ndarray
-    candidates: np.ndarray
-    start: int
-
-
-_KEPT = 1 << 22  # numbers that are computed while tracing, in one array
-
-
-@dataclass
-class Context:
-    """The program that is run, and the largest number of joint values in one table.
-
-    `free` is the first number that no element has, None if no element may be added; `given` holds those added.
-    """
-
-    program: Program
-    limit: int
-    free: int | None = None
-    given: list[Given] = field(default_factory=list)
-
-    def added(self, numbers: np.ndarray, candidates: np.ndarray) -> Label:
-        """Add elements for numbers that are known."""
-        assert self.free is not None
-        start, self.free = self.free, self.free + numbers.size
-        self.given.append(Given(numbers, candidates, start))
-        return Label(len(candidates), start + np.arange(numbers.size).reshape(numbers.shape))
-
+from legrad.trace.program import Op
 
 Rule = Callable[[Op, list[Table], Context], list[Table]]
 
@@ -63,25 +30,17 @@ Rule = Callable[[Op, list[Table], Context], list[Table]]
 def apply(op: Op, operands: list[Table], context: Context) -> list[Table]:
     """Return the results of an operation."""
     if op.name in ELEMENTWISE_OPERATIONS or op.name in ELEMENTWISE:
-        return _elementwise(op, operands, context)
+        return elementwise(op, operands, context)
     if op.name in _compat.CUSTOM_CALLS and any(t.labels for t in operands):
         return _custom_elementwise(op, operands, context)
     return RULES.get(op.name, _everything)(op, operands, context)
 
 
-def _shapes(op: Op) -> list[Shape]:
-    return [tuple(v.aval.shape) for v in op.eqn.outvars]
-
-
-def _run(op: Op) -> Callable[..., list[Any]]:
-    return lambda *operands: list(run_equation(op.eqn, operands))
-
-
 def _everything(op: Op, operands: list[Table], context: Context) -> list[Table]:
     operands = [spread(t, range(len(t.shape)), context.limit).full() for t in operands]
-    shapes = _shapes(op)
+    shapes = shapes_of(op)
     placed = [t.relabelled(lambda e: e.reshape(())) for t in operands]
-    results, labels = batched(_run(op), placed, context.limit)
+    results, labels = batched(run_of(op), placed, context.limit)
 
     def at(rank: int) -> tuple[Label, ...]:
         return tuple(Label(label.size, label.elements.reshape((1,) * rank)) for label in labels)
@@ -89,77 +48,16 @@ def _everything(op: Op, operands: list[Table], context: Context) -> list[Table]:
     return [Table(v, at(len(shape)), shape) for v, shape in zip(results, shapes, strict=True)]
 
 
-def _elementwise(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    (shape,) = _shapes(op)
-    if (chosen := _chosen(op, operands, shape)) is not None:
-        return [chosen]
-    operands = [raised(t, len(shape)) for t in _known(op, operands, context)]
-    if not all(isinstance(t.values, np.ndarray) for t in operands):
-        return [_of_numbers(op, operands, shape, context)]
-    with jax.ensure_compile_time_eval():
-        table = _of_numbers(op, operands, shape, context)
-        return [Table(np.asarray(table.values), table.labels, shape)]
-
-
-def _chosen(op: Op, operands: list[Table], shape: Shape) -> Table | None:
-    """Choose between two forms by what is known of elements, or apply a function to both forms of such a choice."""
-    labelled = [t for t in operands if t.labels]
-    if len(labelled) != 1 or len(labelled[0].shape) != len(shape):
-        return None
-    plain = [raised(t, len(shape)) for t in operands]
-    (choice,) = (t for t in plain if t.labels)
-    if isinstance(choice, Chosen):
-        return choice.mapped(lambda form: _bind(op, [form if t is choice else t.values for t in plain]), shape)
-    if op.name != "select_n" or choice is not plain[0] or len(plain) != 3:
-        return None
-    mask = choice.values
-    if (
-        not isinstance(mask, np.ndarray)
-        or mask.dtype != bool
-        or not jnp.issubdtype(op.eqn.outvars[0].aval.dtype, jnp.floating)
-    ):
-        return None
-    no, yes = jnp.broadcast_arrays(plain[1].values, plain[2].values)
-    return Chosen(mask, yes, no, choice.labels, shape)
-
-
-def _bind(op: Op, operands: list[Any]) -> Any:
-    sizes = np.broadcast_shapes(*(jnp.shape(x) for x in operands))
-    return run_equation(op.eqn, [jnp.broadcast_to(x, sizes) for x in operands])[0]
-
-
-def _of_numbers(op: Op, operands: list[Table], shape: Shape, context: Context) -> Table:
-    values, labels = align(operands, context.limit)
-    sizes = np.broadcast_shapes(*(v.shape for v in values))
-    return Table(run_equation(op.eqn, [jnp.broadcast_to(v, sizes) for v in values])[0], labels, shape)
-
-
-def _known(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    """Return the operands as numbers if all are known now, and few enough to be kept in a program."""
-    if not any(t.labels for t in operands) or not all(isinstance(t.values, np.ndarray) for t in operands if t.labels):
-        return operands
-    numbers = []
-    for t, i in zip(operands, op.inputs, strict=True):
-        x = t.values if t.labels else context.program.read(i)
-        if x is None:
-            return operands
-        numbers.append(x if t.labels else x[tuple(slice(n) for n in t.own)])  # one number for all stays one
-    own = np.broadcast_shapes(*(x.shape[len(t.labels) :] for x, t in zip(numbers, operands, strict=True)))
-    if math.prod(own) * math.prod(label.size for t in operands for label in t.labels) > _KEPT:
-        return operands
-    return [Table(x, t.labels, t.shape) for x, t in zip(numbers, operands, strict=True)]
-
-
 def _custom_elementwise(op: Op, operands: list[Table], context: Context) -> list[Table]:
     """An elementwise function with derivative rules of its own, which are kept: it is run on whole arrays."""
-    shapes = _shapes(op)
+    shapes = shapes_of(op)
     rank = len(shapes[0])
 
     def place(elements: np.ndarray) -> np.ndarray:
         return elements if elements.ndim == rank else elements.reshape((1,) * rank)
 
     placed = [t.full().relabelled(place) for t in operands]
-    results, labels = batched(_run(op), placed, context.limit)
+    results, labels = batched(run_of(op), placed, context.limit)
     return [Table(v, labels, shape) for v, shape in zip(results, shapes, strict=True)]
 
 
@@ -184,7 +82,7 @@ def _broadcast_in_dim(op: Op, operands: list[Table], context: Context) -> list[T
 
 
 def _reshape(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    (shape,) = _shapes(op)
+    (shape,) = shapes_of(op)
     return [reshaped(operands[0], shape)]
 
 
@@ -237,7 +135,7 @@ def _slice(op: Op, operands: list[Table], context: Context) -> list[Table]:
     p = op.eqn.params
     strides = p["strides"] or (1,) * len(p["start_indices"])
     windows = list(map(slice, p["start_indices"], p["limit_indices"], strides))
-    return [pruned(operands[0].moved(partial(_window, windows=windows), _shapes(op)[0]))]
+    return [pruned(operands[0].moved(partial(_window, windows=windows), shapes_of(op)[0]))]
 
 
 def _window(x: Any, lead: int, windows: Sequence[slice]) -> Any:
@@ -283,7 +181,7 @@ def _shared(op: Op, parts: list[Table], axis: int, context: Context) -> Table | 
     for x, part in zip(known, parts, strict=True):
         label = part.labels[0] if x is None else context.added(x, first)
         rows.append(np.broadcast_to(label.elements, part.shape))
-    return Table(states[0].values, (Label(len(first), np.concatenate(rows, axis=axis)),), _shapes(op)[0])
+    return Table(states[0].values, (Label(len(first), np.concatenate(rows, axis=axis)),), shapes_of(op)[0])
 
 
 def concatenated(parts: list[Table], axis: int) -> Table:
@@ -329,7 +227,7 @@ def concatenated(parts: list[Table], axis: int) -> Table:
 
 def _moved_by(op: Op, table: Table, run: Callable[[Any, Any], Any], fill: Any) -> Table:
     """Move numbers by `run(array, fill)`, whose positions are known now; those that it fills have no element."""
-    (shape,) = _shapes(op)
+    (shape,) = shapes_of(op)
     positions = np.arange(1, math.prod(table.shape) + 1, dtype=np.int32).reshape(table.shape)
     with jax.ensure_compile_time_eval():
         found = np.asarray(run(jnp.asarray(positions), 0))
@@ -358,7 +256,7 @@ def _pad(op: Op, operands: list[Table], context: Context) -> list[Table]:
 
 
 def _reduce(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    axes, (shape,) = op.eqn.params["axes"], _shapes(op)
+    axes, (shape,) = op.eqn.params["axes"], shapes_of(op)
     table = spread(operands[0], axes, context.limit)
     unstored = [a for a in axes if table.own[a] == 1 and table.shape[a] != 1]
     if op.name in ("reduce_prod", "reduce_xor", "argmax", "argmin"):
@@ -378,14 +276,14 @@ def _along(axes: Callable[[Op, int], list[int]]) -> Rule:
     def rule(op: Op, operands: list[Table], context: Context) -> list[Table]:
         mixed = axes(op, len(operands[0].shape))
         operands = [spread(t, mixed, context.limit).full() for t in operands]
-        results, labels = batched(_run(op), operands, context.limit)
-        return [Table(v, labels, shape) for v, shape in zip(results, _shapes(op), strict=True)]
+        results, labels = batched(run_of(op), operands, context.limit)
+        return [Table(v, labels, shape) for v, shape in zip(results, shapes_of(op), strict=True)]
 
     return rule
 
 
 def _dot_general(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    (contract, batch), (shape,) = op.eqn.params["dimension_numbers"], _shapes(op)
+    (contract, batch), (shape,) = op.eqn.params["dimension_numbers"], shapes_of(op)
     sides = [spread(t, c, context.limit).full(c) for t, c in zip(operands, contract, strict=True)]
     stored = [any(t.own[b[i]] > 1 for t, b in zip(sides, batch, strict=True)) for i in range(len(batch[0]))]
     sides = [t.full([a for a, s in zip(b, stored, strict=True) if s]) for t, b in zip(sides, batch, strict=True)]
@@ -407,7 +305,7 @@ def _dot_general(op: Op, operands: list[Table], context: Context) -> list[Table]
 
         return sides[side].relabelled(place)
 
-    results, labels = batched(_run(op), [placed(0), placed(1)], context.limit)
+    results, labels = batched(run_of(op), [placed(0), placed(1)], context.limit)
     return [Table(results[0], labels, shape)]
 
 
@@ -417,7 +315,7 @@ def _categorical_logits(op: Op, operands: list[Table], context: Context) -> list
     last = len(logits.shape) - 1
     logits = spread(logits, [last], context.limit).full()
     placed = [logits.relabelled(lambda e: e.reshape(e.shape[:-1])), value.full()]
-    results, labels = batched(_run(op), placed, context.limit)
+    results, labels = batched(run_of(op), placed, context.limit)
     return [Table(results[0], labels, value.shape)]
 
 
@@ -439,7 +337,7 @@ def _gather(op: Op, operands: list[Table], context: Context) -> list[Table]:
 
 def _look_up(op: Op, operand: Table, indices: Table, context: Context) -> Table:
     """Look numbers up by indices that depend on elements, `mu[z]`, in an array that may do so too."""
-    numbers, (shape,) = op.eqn.params["dimension_numbers"], _shapes(op)
+    numbers, (shape,) = op.eqn.params["dimension_numbers"], shapes_of(op)
     theirs, ours = tuple(numbers.operand_batching_dims), tuple(numbers.start_indices_batching_dims)
     last = len(indices.shape) - 1
     indices = spread(indices, [last], context.limit).full([last])
@@ -465,7 +363,7 @@ def _look_up(op: Op, operand: Table, indices: Table, context: Context) -> Table:
         return elements.transpose(*(theirs[i] for i in order), *rest).reshape(lengths)
 
     placed = [operand.relabelled(of_operand), indices.relabelled(of_index)]
-    results, labels = batched(_run(op), placed, context.limit)
+    results, labels = batched(run_of(op), placed, context.limit)
     return Table(results[0], labels, shape)
 
 
@@ -478,7 +376,7 @@ def _dynamic_slice(op: Op, operands: list[Table], context: Context) -> list[Tabl
         for s, n, k in zip(starts, table.shape, op.eqn.params["slice_sizes"], strict=True)
     ]
     windows = [slice(b, b + k) for b, k in zip(begins, op.eqn.params["slice_sizes"], strict=True)]
-    return [pruned(table.moved(partial(_window, windows=windows), _shapes(op)[0]))]
+    return [pruned(table.moved(partial(_window, windows=windows), shapes_of(op)[0]))]
 
 
 def _last_two(op: Op, rank: int) -> list[int]:

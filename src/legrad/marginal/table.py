@@ -122,10 +122,11 @@ def merged(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     return joined
 
 
-def align(tables: Sequence[Table], limit: int) -> tuple[list[Any], tuple[Label, ...]]:
+def align(tables: Sequence[Table], limit: int, arrays: Any = jnp) -> tuple[list[Any], tuple[Label, ...]]:
     """Return the values of tables with all labels in common: equal ones on one axis, length 1 where one is absent.
 
-    The stored axes of the arrays are left as they are; all tables must have the same rank.
+    The stored axes of the arrays are left as they are; all tables must have the same rank. `arrays` is the module
+    that makes them, NumPy for numbers that are known.
     """
     labels: list[Label] = []
     places: list[list[int]] = []
@@ -145,7 +146,7 @@ def align(tables: Sequence[Table], limit: int) -> tuple[list[Any], tuple[Label, 
                 mine.append(len(labels) - 1)
         places.append(mine)
     _check_size(labels, limit)
-    return [_expanded(t, mine, len(labels)) for t, mine in zip(tables, places, strict=True)], tuple(labels)
+    return [_expanded(t, mine, len(labels), arrays) for t, mine in zip(tables, places, strict=True)], tuple(labels)
 
 
 def _check_size(labels: Sequence[Label], limit: int) -> None:
@@ -155,14 +156,14 @@ def _check_size(labels: Sequence[Label], limit: int) -> None:
         raise CannotSum(elements, f"{len(labels)} elements are seen together", size)
 
 
-def _expanded(table: Table, places: list[int], count: int) -> Any:
+def _expanded(table: Table, places: list[int], count: int, arrays: Any) -> Any:
     order = sorted(range(len(places)), key=lambda i: places[i])
     lead = len(places)
-    values = jnp.asarray(table.values).transpose(*order, *range(lead, lead + len(table.own)))
+    values = arrays.asarray(table.values).transpose((*order, *range(lead, lead + len(table.own))))
     sizes = [1] * count
     for i, place in enumerate(places):
         sizes[place] = table.labels[i].size
-    return values.reshape(*sizes, *table.own)
+    return values.reshape((*sizes, *table.own))
 
 
 def common(owns: Sequence[Shape]) -> Shape:
