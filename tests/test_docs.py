@@ -33,3 +33,16 @@ def test_architecture_names_every_file():
 def test_no_file_is_long():
     for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
         assert len(path.read_text().splitlines()) <= 500, f"{path.name} has more than 500 lines"
+
+
+@pytest.mark.long
+def test_the_examples_of_marginalize_run(capsys, tmp_path):
+    """All code of the page, in order, in one file; and what it prints is what the page shows."""
+    text = (ROOT / "docs" / "marginalize.md").read_text()
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    *before, last = blocks
+    exec(compile("\n".join(before), "before.py", "exec"), names := {})
+    (file := tmp_path / "model.py").write_text(last)
+    exec(compile(last, str(file), "exec"), names)
+    assert names["found"].draws["z"].shape == names["path"].draws["z"].shape == (300, 8)
+    assert f"```text\n{capsys.readouterr().out}```" in text

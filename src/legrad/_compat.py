@@ -133,16 +133,29 @@ def jit_once(f: Callable[..., Any]) -> Callable[..., Any]:
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("jax", "numpyro", "legrad", "flax"))
 
 
-def source_line(eqn: Any) -> str:
-    """Return the line of code that an equation comes from, as "model.py:12": the user's line if there is one."""
+def source_line(eqn: Any, inside: str | None = None) -> str:
+    """Return the line of code that an equation comes from, as "model.py:12": the user's line if there is one.
+
+    Args:
+        eqn: the equation.
+        inside: the file of ours that calls the user's code; a line outside of that call is not returned.
+    """
     try:
         frames = list(source_info_util.user_frames(eqn.source_info.traceback))
     except Exception:  # a report must not fail for lack of a line number
         return ""
-    users = [f for f in frames if not any(part in f.file_name for part in _LIBRARIES)]
-    for frame in users or frames:
-        return f"{Path(frame.file_name).name}:{frame.start_line}"
-    return ""
+    if inside is not None:
+        ours = [i for i, f in enumerate(frames) if f.file_name.endswith(inside)]
+        frames = frames[: ours[0]] if ours else frames
+    found = [line for f in frames if (line := users_line(f.file_name, f.start_line))]
+    if not found and frames and inside is None:
+        return f"{Path(frames[0].file_name).name}:{frames[0].start_line}"
+    return found[0] if found else ""
+
+
+def users_line(file: str, number: int) -> str:
+    """Return a line of code as "model.py:12", or "" if it belongs to a library."""
+    return "" if any(part in file for part in _LIBRARIES) else f"{Path(file).name}:{number}"
 
 
 def arviz() -> Any:

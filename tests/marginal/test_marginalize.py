@@ -33,9 +33,7 @@ def test_the_sum_is_exact_on_all_generated_models(name):
     check(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["mixture-1", "array_chain-1", "scan_chain-1", "change_point-1", "two_in_a_member-1"]
-)
+@pytest.mark.parametrize("name", ["mixture-1", "array_chain-1"])
 def test_the_check_notices_a_small_mistake(name):
     """A density that is off by 1e-8 fails the check."""
     row = case(name)
@@ -47,7 +45,7 @@ def test_the_check_notices_a_small_mistake(name):
     assert not close(row.of(wrong), row.expected(), row.tolerance)
 
 
-@pytest.mark.parametrize("name", ["mixture-1", "array_chain-1", "scan_chain-1", "missing_data-1", "occupancy-1"])
+@pytest.mark.parametrize("name", ["scan_chain-1", "occupancy-1"])
 def test_arguments_may_be_traced(name):
     """SVI compiles its step with the data as arguments."""
     row = case(name)

@@ -130,7 +130,7 @@ def test_the_sum_that_it_looks_like_is_wrong(model):
     assert abs(elementwise(row) - row.expected()[0]) > 1e-3
 
 
-@pytest.mark.parametrize("limit", [SMALL, LARGE])
+@pytest.mark.parametrize("limit", [pytest.param(SMALL, marks=pytest.mark.long), LARGE])
 @pytest.mark.parametrize("model", [*MODELS, scale_on_the_data_alone], ids=lambda m: m.__name__)
 def test_it_is_summed_exactly_or_left(model, limit):
     """Left: the marginal then has z as a latent, and its density is the model's at every z."""

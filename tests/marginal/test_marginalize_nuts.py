@@ -63,6 +63,7 @@ def shifted(found, sds):
     return {name: (mean + sds * sd, sd, error) for name, (mean, sd, error) in found.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_sum_is_the_one_by_hand(name):
     """At draws of the prior, value and gradient; so both chains below explore the same density."""
@@ -75,6 +76,7 @@ def test_the_sum_is_the_one_by_hand(name):
     assert close(of(legrad.marginalize(pair.model)), of(pair.by_hand), 1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["hmm", "change_point", "occupancy"])
 def test_the_sum_by_hand_is_numpyros(name):
     """The references themselves, against NumPyro's enumeration."""

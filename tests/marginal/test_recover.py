@@ -12,7 +12,7 @@ from sums.generated import case
 from sums.oracle import close
 
 DRAWS = 20_000
-ROWS = [
+LONG = [
     "mixture-0",
     "two_in_a_member-0",
     "groups_and_members-0",
@@ -29,7 +29,11 @@ ROWS = [
     "change_point-0",
     "binomial-0",
     "shifted_uniform-0",
+    "switching_walk-0",
+    "classes_of_a_latent-0",
 ]
+FAST = ["mixture-0", "scan_chain-0", "tree-0"]
+ROWS = [*FAST, *(pytest.param(name, marks=pytest.mark.long) for name in LONG if name not in FAST)]
 
 
 def repeated(x, n):
@@ -111,6 +115,7 @@ def test_probabilities_and_best_assignments_are_exact(name):
         assert joint[chosen] > joint.max() - 1e-9, "another assignment has a higher probability"
 
 
+@pytest.mark.long
 def test_the_best_assignment_is_joint():
     """Somewhere the best sequence differs from the best state at each time: else Viterbi would not be tested."""
     differs = 0
@@ -124,6 +129,7 @@ def test_the_best_assignment_is_joint():
     assert differs > 0
 
 
+@pytest.mark.long
 def test_counts_without_an_end_are_recovered():
     """The mean of a count under its window, against a long sum; draws within Monte Carlo error of it."""
     row = case("poisson_counts-0")

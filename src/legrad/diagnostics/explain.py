@@ -1,4 +1,4 @@
-"""An explanation of why a model is fast or slow: what a one-element change touches, line by line."""
+"""Explanations: which discrete latents are summed, and what a one-element change touches, line by line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from numpyro.infer.elbo import ELBO
 
 from legrad.estimators import LocalExpectation
+from legrad.marginal.report import Sums, explain_sum
 from legrad.model.parameters import Parameters
 from legrad.singlesite import MEMORY, single_site_differences
 from legrad.singlesite.report import Explanation, listening
@@ -17,7 +18,7 @@ from legrad.singlesite.report import Explanation, listening
 
 def explain(
     f: Callable[..., Any],
-    x: Any,
+    x: Any = None,
     candidates: Any = None,
     *,
     args: tuple[Any, ...] = (),
@@ -25,14 +26,18 @@ def explain(
     params: Mapping[str, Any] | None = None,
     estimator: ELBO | None = None,
     memory: int = MEMORY,
-) -> Explanation:
-    """Explain which primitives keep the structure of a one-element change, and the cost relative to brute force.
+) -> Explanation | Sums:
+    """Explain what makes a model or a function fast or slow. Nothing is computed: programs are only traced.
 
-    Nothing is computed: the program is only traced.
+    - `explain(model, args=...)` says which discrete latents are summed out and at what cost; of each of the others,
+      which two elements meet in which line.
+    - `explain(model, guide, args=...)` says which primitives keep the structure of a one-element change in the
+      estimator's gradient, and the cost relative to brute force.
+    - `explain(f, x)` says the same of a function of arrays.
 
     Args:
-        f: a function of a pytree of arrays; or a NumPyro model, with its guide as `x`.
-        x: the arrays at which `f` is evaluated; or the guide.
+        f: a function of a pytree of arrays; or a NumPyro model.
+        x: the arrays at which `f` is evaluated; or the guide of a model; None for a model without a guide.
         candidates: the candidates for a function, as for `single_site`; two for each element if None.
         args: positional arguments of model and guide.
         kwargs: keyword arguments of model and guide.
@@ -41,32 +46,36 @@ def explain(
         memory: the memory limit, as for `single_site`.
 
     Returns:
-        A table; print it.
+        A table, or sentences; print it.
 
     Example:
-        >>> print(legrad.explain(lambda w: jnp.sum(jax.nn.softplus(X @ w)), w))
+        >>> print(legrad.explain(model, args=(X, y)))
         >>> print(legrad.explain(model, guide, args=(X, y)))
+        >>> print(legrad.explain(lambda w: jnp.sum(jax.nn.softplus(X @ w)), w))
     """
-    with listening() as found:
-        if callable(x):
-            _trace_model(f, x, args, dict(kwargs or {}), params, estimator or LocalExpectation())
-        else:
-            _trace_function(f, x, candidates, memory)
-    return found
+    if x is None:
+        return explain_sum(f, args, dict(kwargs or {}))
+    if callable(x):
+        return _explain_guide(f, x, args, dict(kwargs or {}), params, estimator or LocalExpectation())
+    return _explain_function(f, x, candidates, memory)
 
 
-def _trace_function(f: Callable[..., Any], x: Any, candidates: Any, memory: int) -> None:
+def _explain_function(f: Callable[..., Any], x: Any, candidates: Any, memory: int) -> Explanation:
     x = jax.tree.map(jnp.asarray, x)
     if candidates is None:
         candidates = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), x)
-    jax.eval_shape(lambda x, c: single_site_differences(f, x, c, memory=memory), x, candidates)
+    with listening() as found:
+        jax.eval_shape(lambda x, c: single_site_differences(f, x, c, memory=memory), x, candidates)
+    return found
 
 
-def _trace_model(model: Any, guide: Any, args: Any, kwargs: Any, params: Any, estimator: ELBO) -> None:
+def _explain_guide(model: Any, guide: Any, args: Any, kwargs: Any, params: Any, estimator: ELBO) -> Explanation:
     if not isinstance(estimator, LocalExpectation):
         raise TypeError(
             f"{type(estimator).__name__} does not change elements one at a time: explain a legrad.LocalExpectation()"
         )
     key = jax.random.key(0)
     start = Parameters(model, guide, args, kwargs, key, params).initial
-    jax.eval_shape(lambda params, key: estimator.loss(key, params, model, guide, *args, **kwargs), start, key)
+    with listening() as found:
+        jax.eval_shape(lambda params, key: estimator.loss(key, params, model, guide, *args, **kwargs), start, key)
+    return found

@@ -1,11 +1,7 @@
-"""Chains: the forward recursion, and backward sampling or Viterbi's algorithm.
+"""Find the chains of a factor graph, and sum them (`recursion.py`).
 
 The elements of a component are put into levels, by their distance from one end; a factor then sees one level, or two
-that follow each other. With α₀ = u₀ and the joint states i, j of two levels
-
-    α_t[j] = u_t[j] + log Σ_i exp(α_{t-1}[i] + M_t[i, j])
-
-A plain chain has one element a level; coupled chains, and links over two steps, have a few.
+that follow each other. A plain chain has one element a level; coupled chains, and links over two steps, have a few.
 """
 
 from __future__ import annotations
@@ -13,13 +9,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
+from legrad.marginal.recursion import backward, best_path, log_partition
 from legrad.marginal.table import CannotSum
 
 if TYPE_CHECKING:
@@ -71,6 +66,17 @@ def _distances(links: np.ndarray, nodes: int, starts: np.ndarray) -> np.ndarray:
         distance = further
 
 
+def _in_order(
+    graph: Elimination, present: np.ndarray, component: np.ndarray, level: np.ndarray, length: np.ndarray
+) -> np.ndarray:
+    """Turn components round whose levels run against the order of their elements, so that arrays stay as they are."""
+    real = max(s.start + s.count for name, s in graph.supports.items() if name in graph.scales)
+    place = np.where(present < real, present, -1.0)  # a given first state comes before all others
+    centre = np.bincount(component, level, len(length)) / np.bincount(component, minlength=len(length))
+    trend = np.bincount(component, (level - centre[component]) * place, len(length))
+    return np.where(trend[component] < 0, length[component] - 1 - level, level)
+
+
 def _find(graph: Elimination) -> list[_Levels]:
     links = _links(graph)
     present, links = np.unique(links, return_inverse=True)
@@ -84,13 +90,14 @@ def _find(graph: Elimination) -> list[_Levels]:
     furthest = np.lexsort((level, component))  # the last node of each component is the furthest from its start
     ends = furthest[np.flatnonzero(np.append(np.diff(component[furthest]), 1))]
     level = _distances(links, nodes, ends)
+    length = np.zeros(count, int)
+    np.maximum.at(length, component, level + 1)
+    level = _in_order(graph, present, component, level, length)
     order = np.lexsort((present, level, component))
     step = np.stack([component[order], level[order]], axis=1)
     new = np.append(True, np.any(np.diff(step, axis=0) != 0, axis=1))
     begin = np.maximum.accumulate(np.where(new, np.arange(nodes), 0))
     slot = np.arange(nodes) - begin
-    length = np.zeros(count, int)
-    np.maximum.at(length, component, level + 1)
     width = np.zeros(count, int)
     np.maximum.at(width, component[order], slot + 1)
     size_of = np.concatenate(
@@ -114,44 +121,34 @@ def _find(graph: Elimination) -> list[_Levels]:
 
 
 def _sum(graph: Elimination, levels: _Levels) -> None:
-    count, length, _ = levels.elements.shape
     states = math.prod(levels.sizes)
     unary = _unary(graph, levels)
     within, between = _factors(graph, levels)
     unary = (unary + within).reshape(*unary.shape[:2], states)  # (levels, components, states)
     scale = _scale(graph, levels)
-    unary, between = unary / scale[:, None], between / scale[:, None, None]
-    alike = between.shape[0] == 1
-
-    def forward(alpha: Any, given: Any) -> tuple[Any, Any]:
-        u, m = given if not alike else (given, between[0])
-        ahead = graph.reduce(alpha[:, :, None] + m, axis=1) + u
-        return ahead, alpha
-
-    last, before = lax.scan(forward, unary[0], unary[1:] if alike else (unary[1:], between))
-    graph.total += jnp.sum(scale * graph.reduce(last, axis=1))
+    if scale is None:
+        graph.total += jnp.sum(best_path(unary, between) if graph.best else log_partition(unary, between))
+    else:
+        unary, between = unary / scale[:, None], between / scale[:, None, None]
+        graph.total += jnp.sum(scale * (best_path if graph.best else log_partition)(unary, between))
 
     def step(found: Indices, key: Any) -> None:
-        keys = jax.random.split(key, length)
-        final = graph.choose(keys[0], last, axis=1)
-
-        def backward(state: Any, given: Any) -> tuple[Any, Any]:
-            key, alpha, *m = given
-            table = jnp.broadcast_to(m[0] if m else between[0], (count, states, states))
-            logits = alpha + jnp.take_along_axis(table, state[:, None, None], axis=2)[:, :, 0]
-            chosen = graph.choose(key, logits, axis=1)
-            return chosen, chosen
-
-        given = (keys[1:], before) if alike else (keys[1:], before, between)
-        _, earlier = lax.scan(backward, final, given, reverse=True)
-        path = jnp.concatenate([earlier, final[None]]).T  # (components, levels)
+        path = backward(graph, key, unary, between)
         for slot, chosen in enumerate(jnp.unravel_index(path, levels.sizes)):
             _place(graph, found, levels.elements[:, :, slot].ravel(), chosen.ravel())
 
+    from legrad.marginal.eliminate import Work
+
+    count, length, _ = levels.elements.shape
+    sites = []
     for name, s in graph.supports.items():
         inside = levels.elements[(levels.elements >= s.start) & (levels.elements < s.start + s.count)] - s.start
         if len(inside):
             graph.take(name, inside)
+            sites.append(name)
+    named = tuple(name for name in sites if name in graph.scales)
+    how = f"in {'one chain' if count == 1 else f'{count:,} chains'} of {length:,} steps and {states:,} states"
+    graph.work.append(Work(named, int(np.sum(levels.elements >= 0)), how, length * count * states**2))
     graph.steps.append(step)
 
 
@@ -168,24 +165,35 @@ def _unary(graph: Elimination, levels: _Levels) -> Any:
     total: Any = 0.0
     for slot, size in enumerate(levels.sizes):
         elements = levels.elements[:, :, slot].T.ravel()
-        rest = jnp.full((size, 1), -jnp.inf).at[0].set(0.0)
-        sites = [
-            (name, np.flatnonzero((elements >= s.start) & (elements < s.start + s.count)))
-            for name, s in graph.supports.items()
-        ]
-        sites = [(name, mine) for name, mine in sites if len(mine)]
-        parts = [
-            graph.factors.potentials[name][:, elements[mine] - graph.supports[name].start] for name, mine in sites
-        ]
-        where = [mine for _, mine in sites]
-        if (elements < 0).any():
-            absent = np.flatnonzero(elements < 0)
-            parts.append(jnp.broadcast_to(rest.astype(parts[0].dtype), (size, len(absent))))
-            where.append(absent)
-        whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)[:, np.argsort(np.concatenate(where))]
+        columns, places = [], []
+        for name, s in graph.supports.items():
+            mine = np.flatnonzero((elements >= s.start) & (elements < s.start + s.count))
+            if len(mine):
+                columns.append(_columns(graph.factors.potentials[name], elements[mine] - s.start, count))
+                places.append(mine)
+        absent = np.flatnonzero(elements < 0)
+        if len(absent):
+            rest = jnp.full((size, 1), -jnp.inf, columns[0].dtype).at[0].set(0.0)
+            columns.append(jnp.broadcast_to(rest, (size, len(absent))))
+            places.append(absent)
+        order = sorted(range(len(places)), key=lambda i: int(places[i][0]))
+        whole = jnp.concatenate([columns[i] for i in order], axis=1) if len(order) > 1 else columns[0]
+        place = np.concatenate([places[i] for i in order])
+        if np.any(np.diff(place) < 0):
+            whole = whole[:, np.argsort(place)]
         shape = [length, count] + [size if i == slot else 1 for i in range(width)]
         total = total + whole.T.reshape(shape)
     return total
+
+
+def _columns(u: Any, index: np.ndarray, count: int) -> Any:
+    """Return columns of an array: as a transposition where they are one, which costs less than a look-up."""
+    every = np.arange(u.shape[1])
+    if np.array_equal(index, every):
+        return u
+    if len(index) == len(every) and np.array_equal(index, every.reshape(count, -1).T.ravel()):
+        return u.reshape(len(u), count, -1).swapaxes(1, 2).reshape(u.shape)
+    return u[:, index]
 
 
 def _factors(graph: Elimination, levels: _Levels) -> tuple[Any, Any]:
@@ -199,6 +207,7 @@ def _factors(graph: Elimination, levels: _Levels) -> tuple[Any, Any]:
     within: Any = jnp.zeros((1, 1, *levels.sizes), dtype)
     between: Any = jnp.zeros((1, 1, *levels.sizes, *levels.sizes), dtype)
     left = []
+    shared: dict[Any, tuple[Any, list[np.ndarray]]] = {}  # one table for many links: it, and where they are
     for group in graph.groups:
         whole = group.scope + np.array([graph.supports[name].start for name in group.sites])
         spot = where[whole]  # (rows, axes, [component, level, slot])
@@ -224,8 +233,14 @@ def _factors(graph: Elimination, levels: _Levels) -> tuple[Any, Any]:
             at = base[rows], spot[rows, 0, 0]
             if span == 1:
                 within = _added(within, tables, at, (length, count))
+            elif len(tables) == 1 and group.origin is not None:
+                key = (group.origin[0], *(group.origin[1 + i] for i in order), *places)
+                shared.setdefault(key, (tables, []))[1].append(np.stack(at))
             else:
                 between = _added(between, tables, at, (length - 1, count))
+    for tables, links in shared.values():
+        where_linked = np.concatenate(links, axis=1)
+        between = _added(between, tables, (where_linked[0], where_linked[1]), (length - 1, count))
     graph.factors.groups = left
     states = math.prod(levels.sizes)
     return within, between.reshape(*between.shape[:2], states, states)
@@ -252,13 +267,15 @@ def _added(total: Any, tables: Any, at: tuple[np.ndarray, np.ndarray], shape: tu
 
 
 def _scale(graph: Elimination, levels: _Levels) -> Any:
-    """Return the scale of each component; all its elements must have the same."""
+    """Return the scale of each component, None if it is one; all elements of a component must have the same."""
+    if all(_is_one(scale) for scale in graph.scales.values()):
+        return None
     scales = []
-    for name, s in graph.supports.items():
+    for name, scale in graph.scales.items():
+        s = graph.supports[name]
         inside = (levels.elements >= s.start) & (levels.elements < s.start + s.count)
         if not inside.any():
             continue
-        scale = graph.scales.get(name, 1.0)
         if np.ndim(scale) == 0:
             scales.append(jnp.broadcast_to(scale, len(levels.elements)))
         else:
@@ -267,3 +284,7 @@ def _scale(graph: Elimination, levels: _Levels) -> Any:
                 raise CannotSum(levels.elements[inside][:2].tolist(), "elements of a chain have different scales")
             scales.append(scale[levels.elements[inside][first] - s.start])
     return scales[0]
+
+
+def _is_one(scale: Any) -> bool:
+    return isinstance(scale, float | int) and scale == 1

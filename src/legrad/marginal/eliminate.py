@@ -14,19 +14,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from legrad.marginal.evaluate import Support
 from legrad.marginal.factors import Factors, Group, accumulated, joined, ordered, repeated
+from legrad.marginal.log_sum_exp import log_sum_exp
 from legrad.marginal.table import CannotSum
 
 Indices = dict[str, Any]
 """The candidate of each element, by site: integers, (elements,)."""
+
+
+class Work(NamedTuple):
+    """A part of a sum: its sites, how many of their elements, how they are summed, and how many numbers it takes."""
+
+    sites: tuple[str, ...]
+    elements: int
+    how: str
+    numbers: int
 
 
 @dataclass
@@ -43,6 +52,7 @@ class Elimination:
     Attributes:
         total: the logarithm of the sum.
         steps: what was done, for `draw`: functions of the candidates chosen so far, and a key.
+        work: what was done, in words and numbers.
     """
 
     factors: Factors
@@ -52,6 +62,7 @@ class Elimination:
     best: bool = False
     total: Any = field(init=False)
     steps: list[Callable[[Indices, Any], None]] = field(init=False, default_factory=list)
+    work: list[Work] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         from legrad.marginal.chains import sum_chains
@@ -119,6 +130,9 @@ class Elimination:
         u, scale = self.factors.potentials[name], self.scale_of(name)
         self.total += jnp.sum(scale * self.reduce(u / scale)) if _scaled(scale) else jnp.sum(self.reduce(u))
         taken = self._taken.get(name)
+        alone = u.shape[1] if taken is None else int(np.sum(~taken))
+        if alone:
+            self.work.append(Work((name,), alone, "each alone", alone * len(u)))
 
         def step(found: Indices, key: Any) -> None:
             drawn = self.choose(key, u / scale)
@@ -224,6 +238,8 @@ class Elimination:
         self.factors.groups = left
         self._pass_on(others, neighbours, message)
         self.take(name, batch)
+        above = " and ".join(dict.fromkeys(others))
+        self.work.append(Work((name,), len(batch), f"for each value of {above}", math.prod(jnp.shape(joint))))
 
         def step(found: Indices, key: Any) -> None:
             at = tuple(found[site][neighbours[:, i]] for i, site in enumerate(others))
@@ -270,9 +286,7 @@ class Elimination:
         size = self.supports[member[0]].size * math.prod(self.supports[site].size for site, _ in around)
         if size > self.limit:
             elements = [self.supports[s].start + e for s, e in (member, *around)]
-            raise CannotSum(
-                elements, f"{len(elements)} elements depend on each other, a sum over {size:,} joint values"
-            )
+            raise CannotSum(elements, f"{len(elements)} elements depend on each other", size)
         name, element = member
         sizes = [self.supports[site].size for site, _ in around]
         joint = self.factors.potentials[name][:, element].reshape(-1, *(1,) * len(around))
@@ -297,6 +311,8 @@ class Elimination:
         message = scale * self.reduce(joint / scale)
         self._pass_on(tuple(s for s, _ in around), np.array([[e for _, e in around]]), message[..., None])
         self.take(name, np.array([element]))
+        together = f"together with {len(around)} neighbours"
+        self.work.append(Work((name,), 1, together, math.prod(jnp.shape(joint))))
 
         def step(found: Indices, key: Any) -> None:
             at = tuple(found[site][e] for site, e in around)
@@ -304,15 +320,6 @@ class Elimination:
             found[name] = found[name].at[element].set(drawn.astype(jnp.int32))
 
         self.steps.append(step)
-
-
-def log_sum_exp(x: Any, axis: int) -> Any:
-    """Return log Σ exp along an axis; where all terms are impossible it is −∞, with a derivative of zero."""
-    largest = lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
-    largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
-    total = jnp.sum(jnp.exp(x - largest), axis=axis)
-    none = total == 0
-    return jnp.where(none, -jnp.inf, jnp.squeeze(largest, axis) + jnp.log(jnp.where(none, 1.0, total)))
 
 
 def _scaled(scale: Any) -> bool:

@@ -16,8 +16,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from legrad.marginal.chosen import Chosen, total
 from legrad.marginal.evaluate import Support
-from legrad.marginal.table import Table
+from legrad.marginal.table import Label, Table
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,13 @@ class Group:
         sites: the site of each axis of candidates.
         scope: the elements of each row, numbered within their sites: (rows, axes).
         values: the tables: (candidates..., rows), or one row for all.
+        origin: the table that the group is a part of, and the table's axes in the group's order; None if unknown.
     """
 
     sites: tuple[str, ...]
     scope: np.ndarray
     values: Any
+    origin: tuple[int, ...] | None = None
 
     def rows(self, chosen: np.ndarray) -> Any:
         """Return the tables of some rows, or the one table that holds for all."""
@@ -47,26 +50,47 @@ class Factors:
     potentials: dict[str, Any]
     groups: list[Group]
 
+    def copy(self) -> Factors:
+        """Return factors that can be consumed without these."""
+        return Factors(self.constant, dict(self.potentials), list(self.groups))
 
-def collect(parts: Sequence[Table], supports: Mapping[str, Support], dtype: Any) -> Factors:
-    """Sort tables into factors."""
+
+def collect(parts: Sequence[Table], supports: Mapping[str, Support], given: Mapping[str, Any], dtype: Any) -> Factors:
+    """Sort tables into factors.
+
+    Args:
+        parts: the tables.
+        supports: the candidates of all sites.
+        given: potentials that some sites begin with.
+        dtype: the type of the factors.
+    """
     names = sorted(supports, key=lambda name: supports[name].start)
     found = Factors(
         jnp.zeros((), dtype),
-        {name: jnp.zeros((supports[name].size, supports[name].count), dtype) for name in names},
+        {
+            name: jnp.asarray(given[name], dtype)
+            if name in given
+            else jnp.zeros((supports[name].size, supports[name].count), dtype)
+            for name in names
+        },
         [],
     )
-    for table in parts:
-        _add(found, table, supports, names)
+    for number, table in enumerate(parts):
+        _add(found, table, supports, names, number)
     found.groups = joined(found.groups)
     return found
 
 
-def _add(found: Factors, table: Table, supports: Mapping[str, Support], names: list[str]) -> None:
+def _add(found: Factors, table: Table, supports: Mapping[str, Support], names: list[str], number: int) -> None:
     lead, rank = len(table.labels), len(table.shape)
     # Along axes where no element changes, factors of the same elements are added up.
     alone = [a for a in range(rank) if not any(label.varies(a) for label in table.labels)]
-    values = jnp.sum(table.values, axis=tuple(lead + a for a in alone)) if alone else table.values
+    if isinstance(table, Chosen) and len(alone) == rank and (summed := total(table)) is not None:
+        labels = tuple(Label(label.size, label.elements.reshape(())) for label in table.labels)
+        table, alone, rank = Table(summed, labels, ()), [], 0
+    values = table.values
+    if alone:  # numbers that are known are added up now
+        values = (np if isinstance(values, np.ndarray) else jnp).sum(values, axis=tuple(lead + a for a in alone))
     times = int(np.prod([table.shape[a] for a in alone if table.own[a] == 1], initial=1))
     values = values * times if times != 1 else values
     if not lead:
@@ -84,17 +108,20 @@ def _add(found: Factors, table: Table, supports: Mapping[str, Support], names: l
     sizes = values.shape[:lead]
     same = all(n == 1 for n in values.shape[lead:])
     values = values.reshape(*sizes, 1) if same else jnp.broadcast_to(values, (*sizes, *shape)).reshape(*sizes, -1)
-    _add_rows(found, scope, values, supports, names)
+    _add_rows(found, scope, values, supports, names, number)
 
 
 def _add_rows(
-    found: Factors, scope: np.ndarray, values: Any, supports: Mapping[str, Support], names: list[str]
+    found: Factors, scope: np.ndarray, values: Any, supports: Mapping[str, Support], names: list[str], number: int
 ) -> None:
     """Add rows by the sites of their scopes; an axis without an element, or with one twice, is removed first."""
     starts = np.array([supports[name].start for name in names])
     which = np.where(scope >= 0, np.searchsorted(starts, scope, side="right") - 1, -1)
     patterns = np.concatenate([which, _first_equal(scope)], axis=1)
-    kinds, kind_of = np.unique(patterns, axis=0, return_inverse=True)
+    if np.all(patterns == patterns[:1]):  # a million rows take seconds to sort
+        kinds, kind_of = patterns[:1], np.zeros(len(patterns), int)
+    else:
+        kinds, kind_of = np.unique(patterns, axis=0, return_inverse=True)
     axes = scope.shape[1]
     for k, kind in enumerate(kinds):
         chosen = np.flatnonzero(np.ravel(kind_of) == k)
@@ -108,7 +135,8 @@ def _add_rows(
         elif not sites:
             found.constant += jnp.sum(part) * (len(chosen) if part.shape[-1] == 1 else 1)
         else:
-            found.groups.append(ordered(Group(tuple(names[s] for s in sites), local, part)))
+            origin = (number, *range(axes)) if len(sites) == axes else None
+            found.groups.append(ordered(Group(tuple(names[s] for s in sites), local, part, origin)))
 
 
 def _first_equal(scope: np.ndarray) -> np.ndarray:
@@ -159,7 +187,8 @@ def ordered(group: Group) -> Group:
     if order == list(range(len(order))):
         return group
     values = group.values.transpose(*order, len(order))
-    return Group(tuple(group.sites[i] for i in order), group.scope[:, order], values)
+    origin = group.origin and (group.origin[0], *(group.origin[1 + i] for i in order))
+    return Group(tuple(group.sites[i] for i in order), group.scope[:, order], values, origin)
 
 
 def joined(groups: list[Group]) -> list[Group]:

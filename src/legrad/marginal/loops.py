@@ -76,7 +76,8 @@ def _parallel(program: Program, eqn: Any, operands: list[int]) -> Any:
 
     def run(*given: Any) -> list[Any]:
         fixed, init, xs = given[:constants], given[constants : constants + carried], given[constants + carried :]
-        before = _sequence(p, given, free - set(known)) | known
+        # States that are not known yet may depend on known ones (a latent's value on the counter): run all together.
+        before = (_sequence(p, given, free) if free - set(known) else {}) | known
 
         def step() -> list[Any]:
             def one(state: dict[int, Any], x: Any) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -15,16 +14,26 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from legrad import _compat
-from legrad.distributions.finite import enumerate_values
-from legrad.distributions.unwrap import unwrap
 from legrad.marginal.eliminate import Elimination
-from legrad.marginal.evaluate import Support, tables
+from legrad.marginal.evaluate import Support, Tables, tables
 from legrad.marginal.factors import Factors, collect
+from legrad.marginal.plan import (
+    Obstacle,
+    Plan,
+    Run,
+    family,
+    given_values,
+    is_discrete,
+    look,
+    obstacle,
+    plan_for,
+    support_of,
+)
 from legrad.marginal.table import CannotSum
-from legrad.marginal.windows import WINDOW, is_unbounded, located
+from legrad.marginal.terms import Terms
+from legrad.marginal.windows import WINDOW, escaped, is_unbounded, located, near, watch
 from legrad.model.keys import Key, as_key
-from legrad.model.sites import sample_sites, site_log_prob
-from legrad.model.threads import one_at_a_time
+from legrad.singlesite.together import all_of
 
 LIMIT = 4096
 
@@ -43,16 +52,21 @@ class Recovered(NamedTuple):
     support: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What is summed for arguments of one shape: names of sites, and why others are not."""
+class _Start(NamedTuple):
+    """Where a sum starts: the terms, the supports of sites, the sites, and the scales of their elements."""
 
-    summed: tuple[str, ...]
-    touched: frozenset[str]  # sites whose terms depend on a summed one
-    hidden: frozenset[str]  # deterministic sites that do
-    shapes: dict[str, tuple[int, ...]]  # of all latents
-    kept: dict[str, str]  # discrete sites that stay latents, with the reason
-    subsampled: bool  # whether a plate takes some of its members at a time
+    terms: Terms
+    supports: dict[str, Support]
+    sites: dict[str, Any]
+    scales: dict[str, Any]
+
+
+class _Graph(NamedTuple):
+    """Factors, the supports of all sites and of elements whose value is given, and the tables they are made from."""
+
+    factors: Factors
+    supports: dict[str, Support]
+    tables: Tables
 
 
 class Marginal:
@@ -60,7 +74,8 @@ class Marginal:
 
     def __init__(self, model: Callable[..., Any], sites: Sequence[str] | None, limit: int, window: int) -> None:
         self.model, self.sites, self.limit, self.window = model, sites, limit, window
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, Plan] = {}
+        self._warned: set[str] = set()
         self._last: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -72,8 +87,16 @@ class Marginal:
             return self.model(*args, **kwargs)
         with handlers.trace() as trace, _Hide(plan):
             returned = self.model(*args, **kwargs)
-        found = self._sum(plan, _values(trace), args, kwargs)
-        numpyro.factor(_factor_name(plan), found.total)
+        try:
+            total = self.total(plan, given_values(trace), args, kwargs)
+        except CannotSum as error:  # arguments of the same shapes could be summed before
+            name, reason = obstacle(error, plan)
+            raise ValueError(
+                f"site '{name}' cannot be summed out for these arguments: {reason}. Arrays that say which elements "
+                "meet must be numbers while the model is traced: let the model close over them instead of passing "
+                "them as arguments of a compiled function"
+            ) from error
+        numpyro.factor(_factor_name(plan), total)
         return returned
 
     def summed(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
@@ -101,8 +124,9 @@ class Marginal:
         given = {name: jnp.asarray(draws[name]) for name in plan.shapes if name not in plan.summed}
 
         def one(item: tuple[Any, Any]) -> dict[str, Any]:
-            found = self._sum(plan, item[0], args, kwargs)
-            return {name: _at(found.supports[name], index) for name, index in found.draw(item[1]).items()}
+            found = self.graph(plan, item[0], args, kwargs)
+            chosen = found.draw(item[1])
+            return {name: _at(found.supports[name], chosen[name]) for name in plan.summed}
 
         run = jax.jit(lambda items: jax.lax.map(one, items, batch_size=min(64, number)))
         return run((given, jax.random.split(key, number)))
@@ -137,22 +161,22 @@ class Marginal:
         found = self._recovered(plan, flat, jax.random.split(as_key(key), math.prod(lead)), most_likely, args, kwargs)
         return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)
 
-    def _recovered(self, plan: _Plan, given: Any, keys: Any, most_likely: bool, args: Any, kwargs: Any) -> Recovered:
+    def _recovered(self, plan: Plan, given: Any, keys: Any, most_likely: bool, args: Any, kwargs: Any) -> Recovered:
         def one(item: tuple[Any, Any]) -> Recovered:
             values, key = item
 
             def total(offsets: Any) -> Any:
-                return self._sum(plan, values, args, kwargs, offsets).total
+                return self.graph(plan, values, args, kwargs, offsets).total
 
             zero = {name: jnp.zeros(shape) for name, shape in self._table_shapes(plan, values, args, kwargs).items()}
             probabilities = jax.grad(total)(zero)
-            found = self._sum(plan, values, args, kwargs, best=most_likely)
+            found = self.graph(plan, values, args, kwargs, best=most_likely)
             chosen = found.draw(key)
             drawn, support, shares = {}, {}, {}
-            for name, index in chosen.items():
+            for name in plan.summed:
                 s = found.supports[name]
                 every = jnp.broadcast_to(s.values, (s.size, *s.shape))
-                drawn[name] = _at(s, index)
+                drawn[name] = _at(s, chosen[name])
                 shares[name] = jnp.moveaxis(probabilities[name].reshape(s.size, *s.shape), 0, -1)
                 support[name] = jnp.moveaxis(every, 0, -1)
             return Recovered(drawn, shares, support)
@@ -160,84 +184,132 @@ class Marginal:
         run = jax.jit(lambda items: jax.lax.map(one, items, batch_size=min(64, len(keys))))
         return run((given, keys))
 
-    def _table_shapes(self, plan: _Plan, values: Any, args: Any, kwargs: Any) -> dict[str, tuple[int, int]]:
-        found = jax.eval_shape(lambda: self._sum(plan, values, args, kwargs).factors.potentials)
-        return {name: x.shape for name, x in found.items()}
+    def _table_shapes(self, plan: Plan, values: Any, args: Any, kwargs: Any) -> dict[str, tuple[int, int]]:
+        found = jax.eval_shape(lambda: self.graph(plan, values, args, kwargs).factors.potentials)
+        return {name: found[name].shape for name in plan.summed}
 
     # --- the sum --------------------------------------------------------------------------------------------
 
-    def _sum(
+    def total(self, plan: Plan, values: dict[str, Any], args: Any, kwargs: Any) -> Any:
+        """Return the sum of the terms that depend on the summed sites, at given values of everything else."""
+        start = self._start(plan, values, args, kwargs)
+        counts = [name for name in plan.summed if is_unbounded(start.sites[name])]
+
+        def moved() -> Any:
+            graph = self._factors(
+                start.terms, located(lambda s: self._factors(start.terms, s).factors, start.supports, start.sites)
+            )
+            for name in counts:
+                share = escaped(graph.factors, graph.supports, name)
+                watch(share, name, self.window, self._warned)
+            return self._eliminated(graph, start).total
+
+        if not counts:
+            return self._eliminated(self._factors(start.terms, start.supports), start).total
+        graph = self._factors(start.terms, near(start.supports, start.sites))
+        left_out = jnp.stack([escaped(graph.factors, graph.supports, name) for name in counts])
+        enough = all_of(jnp.max(left_out) < jnp.finfo(left_out.dtype).eps)
+        return jax.lax.cond(enough, lambda: self._eliminated(graph, start).total, jax.checkpoint(moved))
+
+    def graph(
         self,
-        plan: _Plan,
+        plan: Plan,
         values: dict[str, Any],
         args: Any,
         kwargs: Any,
         offsets: Mapping[str, Any] | None = None,
         best: bool = False,
     ) -> Elimination:
-        """Sum the terms that depend on the summed sites, at given values of everything else."""
-        terms = _Terms(self.model, args, kwargs, plan, values)
-        sites = terms.sites({name: jnp.zeros(plan.shapes[name], int) for name in plan.summed})
-        supports, scales, start = {}, {}, 0
-        for name in plan.summed:
-            supports[name], scales[name] = _support(sites[name], start, self.window)
-            start += supports[name].count
-        if any(is_unbounded(sites[name]) for name in plan.summed):
-            supports = located(lambda s: self._factors(terms, s), supports, sites)
-        factors = self._factors(terms, supports)
-        for name, offset in (offsets or {}).items():
-            factors.potentials[name] = factors.potentials[name] + offset
-        return Elimination(factors, supports, scales, self.limit, best)
+        """Sum the terms, and keep what is needed to draw the summed sites; windows are moved to where they matter.
 
-    def _factors(self, terms: _Terms, supports: dict[str, Support]) -> Factors:
-        parts = tables(terms, supports, self.limit)
-        flat = [table for found in parts.values() for table in found]
-        return collect(flat, supports, jnp.result_type(float, *(table.values for table in flat)))
+        Args:
+            plan: what is summed.
+            values: the values of everything else.
+            args: positional arguments of the model.
+            kwargs: keyword arguments of the model.
+            offsets: numbers to add to the potentials of sites; the sum's derivatives by them are probabilities.
+            best: take maxima instead of sums.
+        """
+        start = self._start(plan, values, args, kwargs)
+        supports = start.supports
+        if any(is_unbounded(start.sites[name]) for name in plan.summed):
+            supports = located(lambda s: self._factors(start.terms, s).factors, supports, start.sites)
+        graph = self._factors(start.terms, supports)
+        for name, offset in (offsets or {}).items():
+            graph.factors.potentials[name] = graph.factors.potentials[name] + offset
+        return self._eliminated(graph, start, best)
+
+    def _start(self, plan: Plan, values: dict[str, Any], args: Any, kwargs: Any) -> _Start:
+        terms = Terms(self.model, args, kwargs, plan, values)
+        sites = terms.sites({name: jnp.zeros(plan.shapes[name], int) for name in plan.summed})
+        supports, scales, first = {}, {}, 0
+        for name in plan.summed:
+            supports[name], scales[name] = support_of(sites[name], first, self.window)
+            first += supports[name].count
+        return _Start(terms, supports, sites, scales)
+
+    def _eliminated(self, graph: _Graph, start: _Start, best: bool = False) -> Elimination:
+        try:
+            return Elimination(graph.factors.copy(), graph.supports, start.scales, self.limit, best)
+        except CannotSum as error:
+            error.term = graph.tables.meeting(error.elements)
+            raise
+
+    def _factors(self, terms: Terms, supports: dict[str, Support]) -> _Graph:
+        try:
+            found = tables(terms, supports, self.limit)
+        except CannotSum:
+            found = tables(terms, supports, self.limit, share=False)
+        every = supports | found.given
+        dtype = jnp.result_type(float, *(table.values for table in found.tables))
+        return _Graph(collect(found.tables, every, found.potentials, dtype), every, found)
 
     # --- what is summed -------------------------------------------------------------------------------------
 
-    def plan(self, *args: Any, **kwargs: Any) -> _Plan:
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Find out what can be summed, once for each shape of the arguments."""
         key = _signature(args, kwargs)
         if key not in self._plans:
             self._plans[key] = self._make_plan(args, kwargs)
         return self._plans[key]
 
-    def _make_plan(self, args: Any, kwargs: Any) -> _Plan:
-        trace, depends = _look(self.model, args, kwargs)
-        latents = {name: site for name, site in sample_sites(trace) if not site["is_observed"]}
-        shapes = {name: jnp.shape(site["value"]) for name, site in latents.items()}
-        discrete = [name for name, site in latents.items() if _is_discrete(site)]
-        wanted = discrete if self.sites is None else list(self.sites)
-        for name in wanted:
-            if name not in latents:
+    def _make_plan(self, args: Any, kwargs: Any) -> Plan:
+        run = look(self.model, args, kwargs)
+        wanted = self._wanted(run)
+        kept: dict[str, Obstacle] = {}
+        for name in list(wanted):
+            try:
+                support_of(run.latents[name], 0, self.window)
+            except ValueError as error:
+                self._keep(name, Obstacle(str(error)), wanted, kept)
+        while True:
+            plan = plan_for(wanted, run, kept)
+            if not wanted:
+                return plan
+            values = {name: value for name, value in given_values(run.trace).items() if name not in wanted}
+            try:
+                jax.eval_shape(lambda p=plan, v=values: self.total(p, v, args, kwargs))
+                return plan
+            except CannotSum as error:
+                self._keep(*obstacle(error, plan), wanted, kept)
+
+    def _wanted(self, run: Run) -> list[str]:
+        """Return the sites to sum, if they can be found and are discrete."""
+        discrete = [name for name, site in run.latents.items() if is_discrete(site)]
+        if self.sites is None:
+            return discrete
+        for name in self.sites:
+            if name not in run.latents:
                 known = ", ".join(f"'{other}'" for other in discrete) or "it has none"
                 raise ValueError(f"the model has no latent site '{name}' to sum out; its discrete latents: {known}")
             if name not in discrete:
                 raise ValueError(
-                    f"site '{name}' is continuous ({_family(latents[name])}) and cannot be summed out: name discrete "
-                    f"sites ({', '.join(discrete) or 'the model has none'}), or leave `sites` out"
+                    f"site '{name}' is continuous ({family(run.latents[name])}) and cannot be summed out: name "
+                    f"discrete sites ({', '.join(discrete) or 'the model has none'}), or leave `sites` out"
                 )
-        kept: dict[str, str] = {}
-        for name in list(wanted):
-            try:
-                _support(latents[name], 0, self.window)
-            except ValueError as error:
-                self._keep(name, str(error), wanted, kept)
-        while True:
-            plan = _plan_for(wanted, trace, depends, shapes, kept)
-            if not wanted:
-                return plan
-            try:
-                values = {name: site["value"] for name, site in latents.items() if name not in wanted}
-                extra = {name: site["value"] for name, site in trace.items() if site["type"] in ("param", "plate")}
-                jax.eval_shape(lambda p=plan, v=values | extra: self._sum(p, v, args, kwargs).total)
-                return plan
-            except CannotSum as error:
-                name, reason = _blame(error, plan)
-                self._keep(name, reason, wanted, kept)
+        return list(self.sites)
 
-    def _keep(self, name: str, reason: str, wanted: list[str], kept: dict[str, str]) -> None:
+    def _keep(self, name: str, reason: Obstacle, wanted: list[str], kept: dict[str, Obstacle]) -> None:
         if self.sites is not None:
             raise ValueError(
                 f"site '{name}' cannot be summed out: {reason}. Leave it out of `sites`, so that it stays a latent; "
@@ -286,7 +358,7 @@ class _Hide(Messenger):
     A summed site is drawn from its prior if there is a key, so that prior and posterior predictive draws are right.
     """
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: Plan) -> None:
         super().__init__(None)
         self.plan = plan
         self.key: Any = None
@@ -314,88 +386,10 @@ class _Hide(Messenger):
             msg["fn"] = msg["fn"].mask(False)
 
 
-class _Terms:
-    """The terms of a model as a function of the summed sites, at given values of everything else."""
-
-    def __init__(self, model: Any, args: Any, kwargs: Any, plan: _Plan, values: Mapping[str, Any]) -> None:
-        self.model, self.args, self.kwargs, self.plan, self.values = model, args, kwargs, plan, dict(values)
-
-    def __call__(self, summed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the terms that depend on the summed sites."""
-        wanted = self.plan.touched.union(self.plan.summed)
-        return {name: site_log_prob(site) for name, site in self.sites(summed).items() if name in wanted}
-
-    @one_at_a_time
-    def sites(self, summed: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the model, hidden from the handlers outside; return its sample statements."""
-        data = {**self.values, **summed}
-        with (
-            handlers.block(),
-            handlers.trace() as trace,
-            handlers.seed(rng_seed=0),
-            handlers.substitute(data=data),
-        ):
-            self.model(*self.args, **self.kwargs)
-        sites = dict(sample_sites(trace))
-        for name, site in sites.items():
-            if not site["is_observed"] and name not in data:
-                raise ValueError(
-                    f"site '{name}' appeared in this run of the model and not in the first one: a model that is "
-                    "summed must have the same sites in every run; keep data-dependent branches out of it"
-                )
-        for name in self.plan.summed:
-            if name not in sites:
-                raise ValueError(
-                    f"site '{name}' was in the first run of the model and is missing in this one: a model that is "
-                    "summed must have the same sites in every run"
-                )
-        return sites
-
-
-def _values(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must be given to run a model again: latents, parameters, members of plates."""
-    return {
-        name: site["value"]
-        for name, site in trace.items()
-        if site["type"] in ("param", "plate") or (site["type"] == "sample" and not site["is_observed"])
-    }
-
-
-def _support(site: Any, start: int, window: int) -> tuple[Support, Any]:
-    """Return the candidates of a site, and the scale of its elements."""
-    bare = unwrap(site["fn"]).bare
-    shape = tuple(jnp.shape(site["value"]))
-    if is_unbounded(site):
-        values = jnp.arange(window).reshape(-1, *(1,) * len(shape))
-    else:
-        if bare.event_dim:
-            raise ValueError(f"{type(bare).__name__} has values that are not single numbers")
-        base = bare.expand(shape) if bare.batch_shape != shape and not hasattr(bare, "total_count") else bare
-        values, _ = enumerate_values(base if len(base.batch_shape) == len(shape) else base.expand(shape))
-        values = jnp.asarray(np.asarray(values) if isinstance(values, np.ndarray) else values)
-        values = values.reshape(values.shape[0], *(1,) * (len(shape) + 1 - values.ndim), *values.shape[1:])
-    scale = site["scale"]
-    if scale is None:
-        return Support(values, shape, start), 1.0
-    if np.ndim(scale):
-        scale = jnp.reshape(scale, jnp.shape(scale) + (1,) * (site["fn"].event_dim - bare.event_dim))
-        scale = jnp.broadcast_to(scale, shape).reshape(-1)
-    return Support(values, shape, start), scale
-
-
 def _at(support: Support, index: Any) -> jax.Array:
     """Return the values of a site by the place of each element's value in its support."""
     every = jnp.broadcast_to(support.values, (support.size, *support.shape)).reshape(support.size, support.count)
     return every[index, jnp.arange(support.count)].reshape(support.shape)
-
-
-def _is_discrete(site: Any) -> bool:
-    support = site["fn"].support
-    return bool(support is not None and support.is_discrete)
-
-
-def _family(site: Any) -> str:
-    return type(unwrap(site["fn"]).bare).__name__
 
 
 def _first_value(msg: dict[str, Any]) -> Any:
@@ -404,7 +398,7 @@ def _first_value(msg: dict[str, Any]) -> Any:
     return jnp.zeros(shape, int) if not hasattr(fn, "low") else jnp.broadcast_to(jnp.asarray(fn.low), shape)
 
 
-def _factor_name(plan: _Plan) -> str:
+def _factor_name(plan: Plan) -> str:
     return "sum over " + ", ".join(plan.summed[:3]) + (" and others" if len(plan.summed) > 3 else "")
 
 
@@ -419,82 +413,3 @@ def _signature(args: Any, kwargs: Any) -> Any:
 
 def _is_array(x: Any) -> bool:
     return isinstance(x, jax.Array | np.ndarray)
-
-
-def _plan_for(wanted: list[str], trace: Any, depends: Any, shapes: Any, kept: dict[str, str]) -> _Plan:
-    summed = set(wanted)
-    touched = {
-        name
-        for name, seen in depends.items()
-        if name not in summed and trace[name]["type"] == "sample" and seen & summed
-    }
-    hidden = {name for name, seen in depends.items() if trace[name]["type"] == "deterministic" and seen & summed}
-    plates = [site for site in trace.values() if site["type"] == "plate"]
-    subsampled = any(len(site["value"]) < site["args"][0] for site in plates)
-    return _Plan(tuple(wanted), frozenset(touched), frozenset(hidden), dict(shapes), dict(kept), subsampled)
-
-
-def _blame(error: CannotSum, plan: _Plan) -> tuple[str, str]:
-    """Return the site with the most elements among those that meet, and the reason with their names."""
-    starts, start = {}, 0
-    for name in plan.summed:
-        starts[name] = start
-        start += math.prod(plan.shapes[name])
-    names, sites = [], []
-    for element in dict.fromkeys(error.elements):
-        for name in plan.summed:
-            local = element - starts[name]
-            if 0 <= local < math.prod(plan.shapes[name]):
-                shape = plan.shapes[name]
-                place = ", ".join(str(int(i)) for i in np.unravel_index(local, shape)) if shape else ""
-                names.append(f"{name}[{place}]" if place else name)
-                sites.append(name)
-    site = max(sites or plan.summed, key=lambda name: math.prod(plan.shapes[name]))
-    return site, (f"{' and '.join(names[:2])} meet: " if len(names) > 1 else "") + error.reason
-
-
-@one_at_a_time
-def _look(model: Any, args: Any, kwargs: Any) -> tuple[dict[str, Any], dict[str, set[str]]]:
-    """Run a model once; return its trace, and for each site the discrete latents that it depends on."""
-    from numpyro.ops.provenance import eval_provenance
-
-    with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0), _Feasible():
-        model(*args, **kwargs)
-    latents = {name: site for name, site in sample_sites(trace) if not site["is_observed"] and _is_discrete(site)}
-    rest = {k: v for k, v in _values(trace).items() if k not in latents}
-
-    def program(**given: Any) -> dict[str, Any]:  # run a second time, with the discrete latents given
-        with (
-            handlers.block(),
-            handlers.trace() as inner,
-            handlers.seed(rng_seed=0),
-            handlers.substitute(data={**rest, **given}),
-        ):
-            model(*args, **kwargs)
-        found = {name: site_log_prob(site) for name, site in sample_sites(inner)}
-        changed = sorted(set(trace) ^ set(inner))
-        if changed:
-            raise ValueError(
-                f"site '{changed[0]}' is in one run of the model and not in the next: a model that is summed must "
-                "have the same sites in every run; keep what it does independent of global state"
-            )
-        return found | {name: site["value"] for name, site in inner.items() if site["type"] == "deterministic"}
-
-    depends = eval_provenance(program, **{name: site["value"] for name, site in latents.items()}) if latents else {}
-    return trace, {name: set(seen) for name, seen in depends.items()}
-
-
-class _Feasible(Messenger):
-    """Give continuous latents any value inside their support: improper ones cannot be drawn."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] != "sample" or msg["value"] is not None or _is_discrete(msg):
-            return
-        shape = msg["fn"].shape(msg["kwargs"].get("sample_shape", ()))
-        try:
-            msg["value"] = msg["fn"].support.feasible_like(jnp.zeros(shape))
-        except NotImplementedError:
-            return

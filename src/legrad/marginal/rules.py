@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,20 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad import _compat
-from legrad.marginal.table import NONE, Label, Shape, Table, align, batched, common, pruned, raised, spread, take
+from legrad.marginal.context import Context, run_of, shapes_of
+from legrad.marginal.elementwise import elementwise
+from legrad.marginal.table import NONE, Label, Shape, Table, batched, common, pruned, spread, take
+from legrad.trace.concrete import read
 from legrad.trace.operations import ELEMENTWISE as ELEMENTWISE_OPERATIONS
-from legrad.trace.operations import run_equation
 from legrad.trace.primitives import ELEMENTWISE
-from legrad.trace.program import Op, Program
-
-
-@dataclass(frozen=True)
-class Context:
-    """The program that is run, and the largest number of joint values in one table."""
-
-    program: Program
-    limit: int
-
+from legrad.trace.program import Op
 
 Rule = Callable[[Op, list[Table], Context], list[Table]]
 
@@ -38,25 +30,17 @@ Rule = Callable[[Op, list[Table], Context], list[Table]]
 def apply(op: Op, operands: list[Table], context: Context) -> list[Table]:
     """Return the results of an operation."""
     if op.name in ELEMENTWISE_OPERATIONS or op.name in ELEMENTWISE:
-        return _elementwise(op, operands, context)
+        return elementwise(op, operands, context)
     if op.name in _compat.CUSTOM_CALLS and any(t.labels for t in operands):
         return _custom_elementwise(op, operands, context)
     return RULES.get(op.name, _everything)(op, operands, context)
 
 
-def _shapes(op: Op) -> list[Shape]:
-    return [tuple(v.aval.shape) for v in op.eqn.outvars]
-
-
-def _run(op: Op) -> Callable[..., list[Any]]:
-    return lambda *operands: list(run_equation(op.eqn, operands))
-
-
 def _everything(op: Op, operands: list[Table], context: Context) -> list[Table]:
     operands = [spread(t, range(len(t.shape)), context.limit).full() for t in operands]
-    shapes = _shapes(op)
+    shapes = shapes_of(op)
     placed = [t.relabelled(lambda e: e.reshape(())) for t in operands]
-    results, labels = batched(_run(op), placed, context.limit)
+    results, labels = batched(run_of(op), placed, context.limit)
 
     def at(rank: int) -> tuple[Label, ...]:
         return tuple(Label(label.size, label.elements.reshape((1,) * rank)) for label in labels)
@@ -64,25 +48,16 @@ def _everything(op: Op, operands: list[Table], context: Context) -> list[Table]:
     return [Table(v, at(len(shape)), shape) for v, shape in zip(results, shapes, strict=True)]
 
 
-def _elementwise(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    (shape,) = _shapes(op)
-    operands = [raised(t, len(shape)) for t in operands]
-    values, labels = align(operands, context.limit)
-    sizes = np.broadcast_shapes(*(v.shape for v in values))
-    results = run_equation(op.eqn, [jnp.broadcast_to(v, sizes) for v in values])
-    return [Table(results[0], labels, shape)]
-
-
 def _custom_elementwise(op: Op, operands: list[Table], context: Context) -> list[Table]:
     """An elementwise function with derivative rules of its own, which are kept: it is run on whole arrays."""
-    shapes = _shapes(op)
+    shapes = shapes_of(op)
     rank = len(shapes[0])
 
     def place(elements: np.ndarray) -> np.ndarray:
         return elements if elements.ndim == rank else elements.reshape((1,) * rank)
 
     placed = [t.full().relabelled(place) for t in operands]
-    results, labels = batched(_run(op), placed, context.limit)
+    results, labels = batched(run_of(op), placed, context.limit)
     return [Table(v, labels, shape) for v, shape in zip(results, shapes, strict=True)]
 
 
@@ -107,7 +82,7 @@ def _broadcast_in_dim(op: Op, operands: list[Table], context: Context) -> list[T
 
 
 def _reshape(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    (shape,) = _shapes(op)
+    (shape,) = shapes_of(op)
     return [reshaped(operands[0], shape)]
 
 
@@ -160,7 +135,7 @@ def _slice(op: Op, operands: list[Table], context: Context) -> list[Table]:
     p = op.eqn.params
     strides = p["strides"] or (1,) * len(p["start_indices"])
     windows = list(map(slice, p["start_indices"], p["limit_indices"], strides))
-    return [pruned(operands[0].moved(partial(_window, windows=windows), _shapes(op)[0]))]
+    return [pruned(operands[0].moved(partial(_window, windows=windows), shapes_of(op)[0]))]
 
 
 def _window(x: Any, lead: int, windows: Sequence[slice]) -> Any:
@@ -180,7 +155,33 @@ def _split(op: Op, operands: list[Table], context: Context) -> list[Table]:
 
 
 def _concatenate(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    return [concatenated(operands, op.eqn.params["dimension"])]
+    axis = op.eqn.params["dimension"]
+    return [_shared(op, operands, axis, context) or concatenated(operands, axis)]
+
+
+def _shared(op: Op, parts: list[Table], axis: int, context: Context) -> Table | None:
+    """Join states, and numbers that chains start from, without storing each position: `[first, z[0], z[1], ...]`.
+
+    All are elements with the same candidates, so what depends on them, such as a table of transitions, is one table.
+    """
+    states = [t for t in parts if t.labels]
+    if context.free is None or len(parts) < 2 or any(len(t.labels) != 1 or any(n > 1 for n in t.own) for t in states):
+        return None
+    candidates = [read(t.values) for t in states]
+    first = None if not candidates else candidates[0]
+    if first is None or any(c is None or not np.array_equal(c.ravel(), first.ravel()) for c in candidates):
+        return None
+    first = first.ravel()
+    if len(np.unique(first)) < len(first) or not any(t.labels[0].varies(axis) for t in states):
+        return None
+    known = [None if t.labels else context.program.read(i) for t, i in zip(parts, op.inputs, strict=True)]
+    if any(x is None or not np.isin(x, first).all() for x, t in zip(known, parts, strict=True) if not t.labels):
+        return None
+    rows = []
+    for x, part in zip(known, parts, strict=True):
+        label = part.labels[0] if x is None else context.added(x, first)
+        rows.append(np.broadcast_to(label.elements, part.shape))
+    return Table(states[0].values, (Label(len(first), np.concatenate(rows, axis=axis)),), shapes_of(op)[0])
 
 
 def concatenated(parts: list[Table], axis: int) -> Table:
@@ -226,7 +227,7 @@ def concatenated(parts: list[Table], axis: int) -> Table:
 
 def _moved_by(op: Op, table: Table, run: Callable[[Any, Any], Any], fill: Any) -> Table:
     """Move numbers by `run(array, fill)`, whose positions are known now; those that it fills have no element."""
-    table, (shape,) = table.full(), _shapes(op)
+    (shape,) = shapes_of(op)
     positions = np.arange(1, math.prod(table.shape) + 1, dtype=np.int32).reshape(table.shape)
     with jax.ensure_compile_time_eval():
         found = np.asarray(run(jnp.asarray(positions), 0))
@@ -235,6 +236,10 @@ def _moved_by(op: Op, table: Table, run: Callable[[Any, Any], Any], fill: Any) -
         return np.concatenate([[NONE], np.broadcast_to(elements, table.shape).ravel()])[found]
 
     lead = tuple(label.size for label in table.labels)
+    if all(n == 1 for n in table.own) and found.all():  # one number for all positions stays one
+        alike = table.values.reshape(*lead, *(1,) * len(shape))
+        return pruned(Table(alike, table.relabelled(place).labels, shape))
+    table = table.full()
     values = jax.vmap(lambda x: run(x, fill))(jnp.reshape(table.values, (-1, *table.shape)))
     return pruned(Table(values.reshape(*lead, *shape), table.relabelled(place).labels, shape))
 
@@ -251,7 +256,7 @@ def _pad(op: Op, operands: list[Table], context: Context) -> list[Table]:
 
 
 def _reduce(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    axes, (shape,) = op.eqn.params["axes"], _shapes(op)
+    axes, (shape,) = op.eqn.params["axes"], shapes_of(op)
     table = spread(operands[0], axes, context.limit)
     unstored = [a for a in axes if table.own[a] == 1 and table.shape[a] != 1]
     if op.name in ("reduce_prod", "reduce_xor", "argmax", "argmin"):
@@ -271,14 +276,14 @@ def _along(axes: Callable[[Op, int], list[int]]) -> Rule:
     def rule(op: Op, operands: list[Table], context: Context) -> list[Table]:
         mixed = axes(op, len(operands[0].shape))
         operands = [spread(t, mixed, context.limit).full() for t in operands]
-        results, labels = batched(_run(op), operands, context.limit)
-        return [Table(v, labels, shape) for v, shape in zip(results, _shapes(op), strict=True)]
+        results, labels = batched(run_of(op), operands, context.limit)
+        return [Table(v, labels, shape) for v, shape in zip(results, shapes_of(op), strict=True)]
 
     return rule
 
 
 def _dot_general(op: Op, operands: list[Table], context: Context) -> list[Table]:
-    (contract, batch), (shape,) = op.eqn.params["dimension_numbers"], _shapes(op)
+    (contract, batch), (shape,) = op.eqn.params["dimension_numbers"], shapes_of(op)
     sides = [spread(t, c, context.limit).full(c) for t, c in zip(operands, contract, strict=True)]
     stored = [any(t.own[b[i]] > 1 for t, b in zip(sides, batch, strict=True)) for i in range(len(batch[0]))]
     sides = [t.full([a for a, s in zip(b, stored, strict=True) if s]) for t, b in zip(sides, batch, strict=True)]
@@ -300,8 +305,18 @@ def _dot_general(op: Op, operands: list[Table], context: Context) -> list[Table]
 
         return sides[side].relabelled(place)
 
-    results, labels = batched(_run(op), [placed(0), placed(1)], context.limit)
+    results, labels = batched(run_of(op), [placed(0), placed(1)], context.limit)
     return [Table(results[0], labels, shape)]
+
+
+def _categorical_logits(op: Op, operands: list[Table], context: Context) -> list[Table]:
+    """The log-probability of classes, `logits[..., value] − log Σ exp(logits)`: classes mix, members do not."""
+    logits, value = operands
+    last = len(logits.shape) - 1
+    logits = spread(logits, [last], context.limit).full()
+    placed = [logits.relabelled(lambda e: e.reshape(e.shape[:-1])), value.full()]
+    results, labels = batched(run_of(op), placed, context.limit)
+    return [Table(results[0], labels, value.shape)]
 
 
 # --- look-ups ----------------------------------------------------------------------------------------------------
@@ -322,7 +337,7 @@ def _gather(op: Op, operands: list[Table], context: Context) -> list[Table]:
 
 def _look_up(op: Op, operand: Table, indices: Table, context: Context) -> Table:
     """Look numbers up by indices that depend on elements, `mu[z]`, in an array that may do so too."""
-    numbers, (shape,) = op.eqn.params["dimension_numbers"], _shapes(op)
+    numbers, (shape,) = op.eqn.params["dimension_numbers"], shapes_of(op)
     theirs, ours = tuple(numbers.operand_batching_dims), tuple(numbers.start_indices_batching_dims)
     last = len(indices.shape) - 1
     indices = spread(indices, [last], context.limit).full([last])
@@ -348,7 +363,7 @@ def _look_up(op: Op, operand: Table, indices: Table, context: Context) -> Table:
         return elements.transpose(*(theirs[i] for i in order), *rest).reshape(lengths)
 
     placed = [operand.relabelled(of_operand), indices.relabelled(of_index)]
-    results, labels = batched(_run(op), placed, context.limit)
+    results, labels = batched(run_of(op), placed, context.limit)
     return Table(results[0], labels, shape)
 
 
@@ -361,7 +376,7 @@ def _dynamic_slice(op: Op, operands: list[Table], context: Context) -> list[Tabl
         for s, n, k in zip(starts, table.shape, op.eqn.params["slice_sizes"], strict=True)
     ]
     windows = [slice(b, b + k) for b, k in zip(begins, op.eqn.params["slice_sizes"], strict=True)]
-    return [pruned(table.moved(partial(_window, windows=windows), _shapes(op)[0]))]
+    return [pruned(table.moved(partial(_window, windows=windows), shapes_of(op)[0]))]
 
 
 def _last_two(op: Op, rank: int) -> list[int]:
@@ -390,5 +405,6 @@ RULES: dict[str, Rule] = {
     "dot_general": _dot_general,
     "gather": _gather,
     "dynamic_slice": _dynamic_slice,
+    "legrad_categorical_logits": _categorical_logits,
     "optimization_barrier": _identity,
 }

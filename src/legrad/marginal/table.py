@@ -27,12 +27,17 @@ class CannotSum(Exception):
 
     Attributes:
         elements: the elements that meet.
-        reason: why they cannot be summed; completed with the line of the program where it is known.
+        reason: why they cannot be summed.
+        values: how many joint values the sum would have; None if unknown.
+        line: the line of the user's model where they meet, "" if it is inside a density.
+        primitive: the primitive that mixes them there.
+        term: the site in whose density they meet.
     """
 
-    def __init__(self, elements: Sequence[int], reason: str) -> None:
+    def __init__(self, elements: Sequence[int], reason: str, values: int | None = None) -> None:
         super().__init__(reason)
-        self.elements, self.reason = list(elements), reason
+        self.elements, self.reason, self.values = list(elements), reason, values
+        self.line = self.primitive = self.term = ""
 
 
 @dataclass(frozen=True)
@@ -103,30 +108,25 @@ def raised(table: Table, rank: int) -> Table:
 
 
 def merged(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    """Return the elements of two labels as one if they agree wherever both have one, None if they differ everywhere.
+    """Return the elements of two labels as one if they agree wherever both have one; None if they differ somewhere.
 
-    Raises:
-        CannotSum: if the two are the same element in some positions and different ones in others.
+    Labels that are not merged may still name one element in some positions. Only the entries where both axes have the
+    same candidate then mean anything; they are picked out when the table becomes a factor.
     """
     if a is b:
         return a
     both = (a >= 0) & (b >= 0)
-    same = (a == b) & both
-    if not both.any() or bool(same.sum() == both.sum()):
-        joined: np.ndarray = np.maximum(a, b)
-        return joined
-    if not same.any():
+    if np.any(both & (a != b)):
         return None
-    twice = np.broadcast_to(a, same.shape)[same]
-    raise CannotSum(
-        twice[:2].tolist(), "an element is used twice in one number, beside numbers that use two elements"
-    )
+    joined: np.ndarray = np.maximum(a, b)
+    return joined
 
 
-def align(tables: Sequence[Table], limit: int) -> tuple[list[Any], tuple[Label, ...]]:
+def align(tables: Sequence[Table], limit: int, arrays: Any = jnp) -> tuple[list[Any], tuple[Label, ...]]:
     """Return the values of tables with all labels in common: equal ones on one axis, length 1 where one is absent.
 
-    The stored axes of the arrays are left as they are; all tables must have the same rank.
+    The stored axes of the arrays are left as they are; all tables must have the same rank. `arrays` is the module
+    that makes them, NumPy for numbers that are known.
     """
     labels: list[Label] = []
     places: list[list[int]] = []
@@ -146,24 +146,24 @@ def align(tables: Sequence[Table], limit: int) -> tuple[list[Any], tuple[Label, 
                 mine.append(len(labels) - 1)
         places.append(mine)
     _check_size(labels, limit)
-    return [_expanded(t, mine, len(labels)) for t, mine in zip(tables, places, strict=True)], tuple(labels)
+    return [_expanded(t, mine, len(labels), arrays) for t, mine in zip(tables, places, strict=True)], tuple(labels)
 
 
 def _check_size(labels: Sequence[Label], limit: int) -> None:
     size = math.prod(label.size for label in labels)
     if size > limit:
         elements = [e for label in labels for e in label.some(1)]
-        raise CannotSum(elements, f"{len(labels)} elements meet in one number, a sum over {size:,} joint values")
+        raise CannotSum(elements, f"{len(labels)} elements are seen together", size)
 
 
-def _expanded(table: Table, places: list[int], count: int) -> Any:
+def _expanded(table: Table, places: list[int], count: int, arrays: Any) -> Any:
     order = sorted(range(len(places)), key=lambda i: places[i])
     lead = len(places)
-    values = jnp.asarray(table.values).transpose(*order, *range(lead, lead + len(table.own)))
+    values = arrays.asarray(table.values).transpose((*order, *range(lead, lead + len(table.own))))
     sizes = [1] * count
     for i, place in enumerate(places):
         sizes[place] = table.labels[i].size
-    return values.reshape(*sizes, *table.own)
+    return values.reshape((*sizes, *table.own))
 
 
 def common(owns: Sequence[Shape]) -> Shape:
@@ -200,7 +200,7 @@ def spread(table: Table, axes: Sequence[int], limit: int) -> Table:
         count = table.shape[axis]
         if count > 64:
             label = next(label for label in table.labels if label.varies(axis))
-            raise CannotSum(label.some(), f"{count:,} elements meet in one number")
+            raise CannotSum(label.some(), f"{count:,} elements are seen together", label.size**count)
         parts = [take(table, axis, j, j + 1) for j in range(count)]
         values, labels = align(parts, limit)
         own = common([part.own for part in parts])

@@ -281,6 +281,40 @@ def left_to_right(rng: Rng) -> Case:
     return Case(model, (normal(rng, n),), {"stay": jnp.asarray(rng.uniform(0.1, 0.9, k - 1)), "mu": normal(rng, k)})
 
 
+def switching_walk(rng: Rng) -> Case:
+    """A scan that carries a continuous latent beside the discrete one that moves it."""
+    n = int(rng.integers(3, 7))
+
+    def model(y):
+        steps, mu = priors(2)
+
+        def step(carry, seen):
+            z, x = carry
+            z = numpyro.sample("z", dist.Categorical(steps[z]))
+            x = numpyro.sample("x", dist.Normal(x + mu[z], 1.0))
+            numpyro.sample("y", dist.Normal(x, 1.0), obs=seen)
+            return (z, x), None
+
+        scan(step, (1, 0.0), y)
+
+    return Case(model, (normal(rng, n),), parts(rng, 2) | {"x": normal(rng, n)})
+
+
+def agreements(rng: Rng) -> Case:
+    """Neighbours that agree, counted as integers; links that are impossible, or as good as."""
+    n = int(rng.integers(4, 7))
+    table = jnp.array([[0.5, -1e9, 0.2], [-jnp.inf, 0.3, 0.7], [0.1, -1e9, 1.0]])
+
+    def model(y):
+        coupling = numpyro.sample("coupling", dist.Normal(0.0, 1.0))
+        z = numpyro.sample("z", dist.Categorical(logits=jnp.array([0.0, -1e9, 1.0])).expand([n]).to_event(1))
+        numpyro.factor("agree", coupling * (z[:-1] == z[1:]).sum())
+        numpyro.factor("links", table[z[:-1], z[1:]].sum())
+        numpyro.sample("y", dist.Normal(coupling * z, 1.0).to_event(1), obs=y)
+
+    return Case(model, (normal(rng, n),), {"coupling": normal(rng)})
+
+
 FAMILIES: dict[str, Callable[[Rng], Case]] = {
     f.__name__: f
     for f in (
@@ -300,5 +334,7 @@ FAMILIES: dict[str, Callable[[Rng], Case]] = {
         chain_with_missing_data,
         chain_under_a_regime,
         left_to_right,
+        switching_walk,
+        agreements,
     )
 }

@@ -209,6 +209,49 @@ def occupancy(rng: Rng) -> Case:
     )
 
 
+def classes_of_a_latent(rng: Rng) -> Case:
+    """The logits of one discrete latent depend on another of the same member."""
+    n = int(rng.integers(2, 4))
+
+    def model(y):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        with numpyro.plate("points", n):
+            z = numpyro.sample("z", dist.Binomial(3, 0.4))
+            logits = jnp.stack([slope * z, 1.0 - z, 0.2 * z], -1)
+            w = numpyro.sample("w", dist.Categorical(logits=logits))
+            numpyro.sample("y", dist.StudentT(3.0, z - slope * w, 1.0), obs=y)
+
+    return Case(model, (normal(rng, n),), {"slope": normal(rng)})
+
+
+def partly_permuted(rng: Rng) -> Case:
+    """Numbers that see an element and its image, which for some is the element itself."""
+    image = jnp.array([0, 2, 1, 3, 5, 4])
+
+    def model(y):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        z = numpyro.sample("z", dist.Categorical(jnp.array([0.2, 0.5, 0.3])).expand([6]).to_event(1))
+        numpyro.sample("y", dist.Normal(jnp.sin(slope * z * z[image] + z), 1.0).to_event(1), obs=y)
+
+    return Case(model, (normal(rng, 6),), {"slope": normal(rng)})
+
+
+def interval(rng: Rng) -> Case:
+    """A span of time, at an unknown place, with another rate, under which some data may be impossible."""
+    n = int(rng.integers(5, 9))
+    t, outside = jnp.arange(n), float(rng.integers(0, 2))
+
+    def model(y):
+        rate = numpyro.sample("rate", dist.Exponential(0.5))
+        start = numpyro.sample("start", dist.DiscreteUniform(0, n - 1))
+        inside = (t >= start) & (t < start + 3)
+        with numpyro.plate("time", n):
+            numpyro.sample("y", dist.Poisson(jnp.where(inside, rate, outside * 2.0)), obs=y)
+
+    y = rng.integers(1, 4, n) * ((np.arange(n) >= 1) & (np.arange(n) < 4))
+    return Case(model, (jnp.asarray(y),), {"rate": jnp.asarray(rng.uniform(0.5, 3))})
+
+
 FAMILIES: dict[str, Callable[[Rng], Case]] = {
     f.__name__: f
     for f in (
@@ -226,5 +269,8 @@ FAMILIES: dict[str, Callable[[Rng], Case]] = {
         binomial,
         beta_binomial,
         occupancy,
+        classes_of_a_latent,
+        partly_permuted,
+        interval,
     )
 }

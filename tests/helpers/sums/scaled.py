@@ -84,7 +84,8 @@ def scaled_and_masked(rng: Rng) -> Case:
                 numpyro.sample("y", dist.Normal(mu[z], 1.0), obs=y)
 
     def density(x):
-        return mixture_priors(x) + s * jnp.where(seen, points(x["weights"], x["mu"], y), 0.0).sum()
+        unseen = jnp.log(x["weights"].sum())  # zero, but its derivative off the simplex is not
+        return mixture_priors(x) + s * jnp.where(seen, points(x["weights"], x["mu"], y), unseen).sum()
 
     return Case(model, (y, seen), draw(rng, k), density)
 
