@@ -27,6 +27,7 @@ _STARTS = 4  # places to search from if there may be several modes
 _ELEMENTS = 20_000  # discrete values, above which none is searched for
 _CURVED = 4_000  # continuous latents, above which the curvature is not computed
 _SAME = 1e-3  # nats: two searches that end this close found the same mode, or one with other labels
+_PAIRS, _STEPS = 1_000, 12  # members times values of a pair, above which it starts equal; Newton steps of one
 _NARROWEST, _WIDEST = 1e-3, 1.0  # initial standard deviations of latents in plates
 
 
@@ -69,6 +70,7 @@ def _search(guide: Structured, key: jax.Array, args: tuple[Any, ...], kwargs: Ma
     for factor in guide.discrete:
         binary = factor.latent.support == constraints.boolean
         params[f"{guide.prefix}{factor.latent.name}_logits"] = place.logits(binary, factor.latent.name)
+    params |= _conditionals(guide, place, args, kwargs)
     note = f"started at the best of {searches} joint modes" if searches > 1 else "started at the joint mode"
     if exchangeable:
         note += f"; the components of {', '.join(exchangeable)} can be relabelled, and this is one order"
@@ -117,3 +119,49 @@ def _whitened(guide: Structured, place: Place, args: tuple[Any, ...], kwargs: Ma
     if guide.is_whitenable:
         guide.whiten(place.x[joint], curvature(hessian[np.ix_(joint, joint)]).tril())
     return guide.initial(place.x, sd)
+
+
+def _conditionals(
+    guide: Structured, place: Place, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the parameters of continuous latents that depend on discrete ones: where each is for each value.
+
+    For every member and value, the latent alone climbs by Newton steps, all others at the mode.
+    """
+    space = guide.everything(*args, **kwargs)
+    arrays, rebuild = split_arrays((args, dict(kwargs)))
+    z = {name: jnp.asarray(value) for name, value in place.z.items()}
+    found: dict[str, Any] = {}
+    for pair in guide.pairs.values():
+        part, name, low = pair.part, pair.factor.latent.name, pair.factor.low
+        k = pair.factor.high - low
+        if part.size * k > _PAIRS:
+            continue
+        start = space.parts[part.latent.name].start
+
+        def climb(item: Any, arrays: Any, name: str = name, low: int = low, start: int = start) -> Any:
+            member, value = item
+            other = z | {name: z[name].ravel().at[member].set(value + low).reshape(z[name].shape)}
+            args, kwargs = rebuild(arrays)
+
+            def f(t: jax.Array) -> jax.Array:
+                return space.log_density(jnp.asarray(place.x).at[start + member].set(t), args, kwargs, given=other)
+
+            def step(t: jax.Array, _: None) -> tuple[jax.Array, None]:
+                slope, bend = jax.grad(f)(t), jnp.abs(jax.grad(jax.grad(f))(t)) + 1e-6
+                move = slope / bend
+                return t + jnp.clip(move, -3 / jnp.sqrt(bend), 3 / jnp.sqrt(bend)), None
+
+            t, _ = jax.lax.scan(step, jnp.asarray(place.x)[start + member], None, _STEPS)
+            return t, 1 / jnp.sqrt(jnp.abs(jax.grad(jax.grad(f))(t)) + 1e-6)
+
+        items = jnp.repeat(jnp.arange(part.size), k), jnp.tile(jnp.arange(k), part.size)
+        run = jax.jit(lambda items, arrays, climb=climb: jax.lax.map(lambda i: climb(i, arrays), items))
+        at, sd = (np.asarray(a).reshape(*part.shape, k) for a in run(items, arrays))
+        pair.reference = np.asarray(place.z[name]) - low
+        here = np.take_along_axis(sd, pair.reference[..., None], -1)
+        mean = place.x[start : start + part.size].reshape(*part.shape, 1)
+        stretch = sd / here
+        if np.isfinite(at).all() and np.isfinite(stretch).all() and (stretch > 0).all():
+            found |= dict(zip(pair.names, (at - stretch * mean, np.log(stretch)), strict=True))
+    return found

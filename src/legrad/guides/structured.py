@@ -21,6 +21,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
+from legrad.guides.conditional import Conditional, pairs
 from legrad.guides.factors import DiscreteFactor, discrete_factor
 from legrad.guides.gaussian import FULL, Joint, Members, Moments
 from legrad.guides.latent_space import LatentSpace, Part
@@ -36,7 +37,8 @@ class Structured:
     The continuous latents are jointly Gaussian in unconstrained space, with a full covariance up to 400 of them.
     Above, and in plates that subsample, the latents of each plate member are Gaussian given those outside plates, so
     that the cost is linear in members; what is left is low rank plus diagonal. Each element of a discrete latent has
-    a factor as in `MeanField`, whose logits are linear in the continuous latents.
+    a factor as in `MeanField`, whose logits are linear in the continuous latents. A continuous latent in the plate of
+    a discrete one has a location and a scale of its own for each of its values.
 
     `legrad.fit` takes this guide if it is given none. The model is traced at the first call, and its sites, supports
     and masks at that call's arguments are kept.
@@ -80,6 +82,7 @@ class Structured:
         self._joint: Joint | None
         self._members: list[Members]
         self._discrete: list[DiscreteFactor]
+        self._pairs: dict[str, Conditional]
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Sample every latent; return the values by site name."""
@@ -98,6 +101,11 @@ class Structured:
     def is_one_gaussian(self) -> bool:
         """Whether the guide is a single Gaussian with a full covariance; known after the first call."""
         return not self._discrete and not self._members and 0 < self._space.size <= FULL
+
+    @property
+    def pairs(self) -> dict[str, Conditional]:
+        """The continuous latents that depend on the discrete latent of their plate member; known after a call."""
+        return self._pairs
 
     @property
     def discrete(self) -> list[DiscreteFactor]:
@@ -177,7 +185,7 @@ class Structured:
 
     def _sample(self, args: tuple, kwargs: dict, whole: bool) -> dict[str, jax.Array]:
         self._prepare(args, kwargs)
-        values, h = {}, None
+        values, h, x = {}, None, None
         if self._joint is not None:
             x, h = self._joint.sample()
             for name, (z, stretch) in self._space.place(x, args, kwargs).items():
@@ -195,16 +203,22 @@ class Structured:
                     stack.enter_context(plates[plate])
                 return run()
 
-        found = {name: inside(p.latent, partial(_point, p, z, s)) for name, (p, z, s) in values.items()}
+        found = {}
+        paired = {pair.factor.latent.name for pair in self._pairs.values()}
+        for factor in self._discrete:
+            name = factor.latent.name
+            given = None if name in paired else h  # a pair already has the dependence that matters
+            found[name] = inside(factor.latent, partial(factor.sample, self.prefix, given, _SLOPES))
+        for name, pair in self._pairs.items():
+            assert x is not None
+            values[name] = (pair.part, *pair.place(x, found[pair.factor.latent.name]))
+        found |= {name: inside(p.latent, partial(_point, p, z, s)) for name, (p, z, s) in values.items()}
         for group in self._members:
             drawn = inside(group.parts[0].latent, partial(group.sample, h))
             for part in group.parts:
                 u, z = drawn[part.latent.name]
                 stretch = part.transform.log_abs_det_jacobian(u, z)
                 found[part.latent.name] = inside(part.latent, partial(_point, part, z, stretch))
-        for factor in self._discrete:
-            name = factor.latent.name
-            found[name] = inside(factor.latent, partial(factor.sample, self.prefix, h, _SLOPES))
         return found
 
     def _prepare(self, args: tuple, kwargs: dict) -> None:
@@ -250,9 +264,12 @@ class Structured:
             if name not in continuous:
                 check_static(draw)
                 self._discrete.append(discrete_factor(draw, None, self._windows.get(name)))
+        single = {n: p for n, p in self._space.parts.items() if n not in self.noncentered}
+        self._pairs = pairs(single, self._discrete, self.prefix)
         own: dict[str, tuple[str, ...]] = {self._base: ("", "_loc", "_scale_tril", "_factor", "_log_scale")}
         own |= {group.name: ("", "_loc", "_given", "_scale_tril") for group in self._members}
         own |= {f"{self.prefix}{f.latent.name}": ("_logits", "_slopes") for f in self._discrete}
+        own |= {f"{self.prefix}{name}": ("_shift", "_log_stretch") for name in self._pairs}
         for base, suffixes in own.items():
             for name in (base + suffix for suffix in suffixes):
                 if name in taken:
