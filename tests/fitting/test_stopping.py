@@ -188,7 +188,8 @@ def test_logits_that_go_to_infinity_do_not_keep_it():
     y = jnp.array([0.0, 20.0, 20.0])
     result = fit(sure, args=(y,))
     assert result.converged
-    assert "whose drift does not move the guide" in result.status
+    assert result.phases[-1].flat  # only parameters whose drift does not move the guide
+    assert "R-hat" not in result.status
     np.testing.assert_array_equal(result.params["z_logits"] > 5, y > 10)
 
 
@@ -219,7 +220,7 @@ def test_a_guide_of_points_is_judged_by_the_elbo():
 
     result = fit(line, AutoDelta(line), args=(x, y))
     assert result.converged
-    assert "no spread to measure" in result.status
+    assert "the ELBO gained" in result.status
     design = np.stack([np.ones(100), x], 1)
     best = np.linalg.solve(design.T @ design / 0.01 + np.eye(2) / 1e4, design.T @ y / 0.01)
     np.testing.assert_allclose(result.params["b_auto_loc"], best, atol=0.1)

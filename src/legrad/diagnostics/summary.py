@@ -62,11 +62,13 @@ class Summary:
         latents: the summary of each latent, by name.
         levels: the levels of the quantiles.
         draws: the number of draws that the table is computed from.
+        corrected: whether the draws were resampled by their importance weights.
     """
 
     latents: dict[str, LatentSummary] = field(repr=False)
     levels: tuple[float, ...]
     draws: int
+    corrected: bool = False
 
     def __getitem__(self, name: str) -> LatentSummary:
         if name not in self.latents:
@@ -112,7 +114,7 @@ class Summary:
 
     def _repr_html_(self) -> str:
         """Return the table in HTML, for notebooks."""
-        parts = [f"<p>{self.draws:,} draws of the fitted guide</p>"]
+        parts = [f"<p>{self.draws:,} draws of the fitted guide{', corrected' if self.corrected else ''}</p>"]
         for head, rows in self._tables(_SHOWN):
             cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
             lines = "".join(

@@ -13,7 +13,16 @@ import numpy as np
 from numpyro import handlers
 
 from legrad import _compat
-from legrad.diagnostics.replay import Trace, Whole, axis_names, full_shape, latent_sites, observed_sites, replay
+from legrad.diagnostics.replay import (
+    Trace,
+    Whole,
+    axis_names,
+    full_shape,
+    latent_sites,
+    observed_sites,
+    replay,
+    user_model,
+)
 from legrad.estimators.base import require_positive
 from legrad.guides.protocol import WholePlates
 from legrad.model.log_density import LogDensity
@@ -29,6 +38,7 @@ def to_arviz(
     *,
     coords: Mapping[str, Any] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
+    draws: Mapping[str, Any] | None = None,
 ) -> Any:
     """Convert draws of a guide, and the model at these draws, for ArviZ: summaries, LOO, predictive checks, plots.
 
@@ -51,6 +61,7 @@ def to_arviz(
         num_samples: the number of draws.
         coords: labels along dimensions, by the dimension's name.
         dims: names of the axes of a site, by the site's name, instead of those of its plates.
+        draws: draws of all latents of the user's model, with a leading axis; if None, the guide is drawn from.
 
     Returns:
         An `arviz.InferenceData`, or an `xarray.DataTree` since ArviZ 1.
@@ -68,7 +79,7 @@ def to_arviz(
     else:
         whole = Whole()
         try:
-            groups, trace = _all_groups(problem, keys, whole)
+            groups, trace = _all_groups(problem, keys, whole, draws)
         except (TypeError, ValueError, AssertionError) as error:
             if not whole.enlarged:
                 raise
@@ -82,27 +93,35 @@ def to_arviz(
     return _compat.arviz_tree(groups, dict(coords or {}), names)
 
 
-def _all_groups(problem: Problem, keys: jax.Array, whole: Whole) -> tuple[Groups, Trace]:
+def _all_groups(
+    problem: Problem, keys: jax.Array, whole: Whole, draws: Mapping[str, Any] | None
+) -> tuple[Groups, Trace]:
     """Return every group, and a trace of the model with all plates at full size."""
+    program = problem.model if draws is None else user_model(problem.model)
 
-    def traces(key: jax.Array) -> tuple[Trace, Callable[..., Trace]]:
-        guide = replay(problem.guide, problem.args, problem.kwargs, key, problem.params, whole)
-        given = {**problem.params, **{n: s["value"] for n, s in guide.items() if s["type"] == "sample"}}
+    def traces(key: jax.Array, drawn: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[..., Trace]]:
+        if draws is None:
+            guide = replay(problem.guide, problem.args, problem.kwargs, key, problem.params, whole)
+            given = {**problem.params, **{n: s["value"] for n, s in guide.items() if s["type"] == "sample"}}
+            drawn = {name: site["value"] for name, site in latent_sites(guide).items()}
+        else:
+            given = {**problem.params, **drawn}
         # a key of its own for the model: the guide has used this one
-        again = partial(replay, problem.model, problem.args, problem.kwargs, jax.random.fold_in(key, 1), given)
-        return guide, again
+        again = partial(replay, program, problem.args, problem.kwargs, jax.random.fold_in(key, 1), given)
+        return dict(drawn), again
 
-    def draw(key: jax.Array) -> Groups:
-        guide, again = traces(key)
+    def draw(item: tuple[jax.Array, Mapping[str, Any]]) -> Groups:
+        drawn, again = traces(*item)
         model, anew = again(whole), again(handlers.uncondition(), whole)
         computed = {name: site["value"] for name, site in model.items() if site["type"] == "deterministic"}
         return {
-            "posterior": {name: site["value"] for name, site in latent_sites(guide).items()} | computed,
+            "posterior": drawn | computed,
             "posterior_predictive": {name: anew[name]["value"] for name in observed_sites(model)},
             "log_likelihood": {n: s["fn"].log_prob(s["value"]) for n, s in observed_sites(model).items()},
         }
 
-    _, again = traces(keys[0])
+    each = {name: jnp.asarray(value) for name, value in (draws or {}).items()}
+    _, again = traces(keys[0], {name: value[0] for name, value in each.items()})
     trace = again(whole)
     observed = observed_sites(trace)
     for name, site in observed.items():
@@ -110,7 +129,7 @@ def _all_groups(problem: Problem, keys: jax.Array, whole: Whole) -> tuple[Groups
         if wanted != got and any(frame.name in whole.enlarged for frame in site["cond_indep_stack"]):
             raise ValueError(f"site '{name}' has shape {wanted} and data of shape {got}")
     data = {name: _datum(site) for name, site in observed.items()}
-    drawn = jax.device_get(jax.lax.map(draw, keys))
+    drawn = jax.device_get(jax.lax.map(draw, (keys, each)))
     groups = {group: {name: _chains(value) for name, value in sites.items()} for group, sites in drawn.items()}
     groups["observed_data"] = data
     return {group: sites for group, sites in groups.items() if sites}, trace

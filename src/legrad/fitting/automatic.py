@@ -21,6 +21,7 @@ from legrad.fitting.result import FitResult
 from legrad.fitting.solve import MUCH_WORSE, Attempt, Solver
 from legrad.guides.structured import Structured
 from legrad.marginal.marginalize import Marginal, marginalize
+from legrad.marginal.plan import is_discrete, look
 from legrad.model.log_density import LogDensity
 from legrad.model.messages import warn
 from legrad.model.problem import Problem
@@ -48,11 +49,47 @@ def prepared(
     marginal = marginalize(model)
     if not whole:
         return marginal
+    marginal = _without_pairs(marginal, args, kwargs)
     if not marginal.summed(*args, **kwargs) or (
         marginal.is_exact(*args, **kwargs) and _has_params(model, args, kwargs)
     ):
         return model
     return marginal
+
+
+def _without_pairs(marginal: Marginal, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Marginal:
+    """Leave discrete latents to the guide that it pairs with continuous ones, if their sum is over many at once.
+
+    A slope whose inclusion is summed out has a spike and a slab, which no Gaussian holds; its guide holds both.
+    """
+    summed, paired = marginal.summed(*args, **kwargs), paired_sites(marginal.model, args, kwargs)
+    left = []
+    for name in summed:
+        if name in paired:
+            few = marginalize(marginal.model, [name], limit=paired[name] ** 2)
+            try:
+                few.summed(*args, **kwargs)
+            except ValueError:
+                left.append(name)
+    return marginalize(marginal.model, [name for name in summed if name not in left]) if left else marginal
+
+
+@one_at_a_time
+def paired_sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
+    """Return the discrete latents that share plates and shape with a continuous one, with their number of values."""
+    run = look(model, args, kwargs)
+    places = {
+        name: (tuple(frame.name for frame in site["cond_indep_stack"]), np.shape(site["value"]))
+        for name, site in run.latents.items()
+        if site["cond_indep_stack"]
+    }
+    continuous = {place for name, place in places.items() if not is_discrete(run.latents[name])}
+    found = {}
+    for name, place in places.items():
+        fn = run.latents[name]["fn"]
+        if is_discrete(run.latents[name]) and place in continuous and fn.has_enumerate_support:
+            found[name] = len(fn.enumerate_support(expand=False))
+    return found
 
 
 @one_at_a_time
@@ -141,7 +178,8 @@ def _method(attempt: Attempt, solver: Solver, args: tuple[Any, ...], kwargs: Map
         f"and {attempt.gradients['objective']} of the ELBO"
     )
     summed = solver.guide.model.summed(*args, **kwargs) if isinstance(solver.guide.model, Marginal) else ()
-    notes = [f"{', '.join(summed)} summed out"] if summed else []
+    names = ", ".join(summed[:3]) + (f" and {len(summed) - 3} more" if len(summed) > 3 else "")
+    notes = [f"{names} summed out"] if summed else []
     notes += list(attempt.notes) if solver.double else [*attempt.notes, "in single precision, as the model needs"]
     if solver.exchangeable:
         notes.append(

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from legrad.estimators import LocalExpectation
 from legrad.fitting.checkpoint import Progress
 from legrad.fitting.checks import name_failure
 from legrad.fitting.compiled_loop import CompiledLoop
@@ -98,7 +99,7 @@ def _one(
         status = f"stopped at step {done:,}: {ended}"
     else:
         limit = f"{steps:,} steps" if done >= steps else f"{seconds:g} seconds, {done:,} steps"
-        status = _unfinished(record, elbo[:done], limit, since)
+        status = _unfinished(record, elbo[:done], limit, since, program.estimator)
     if ended.startswith(LOST) and (converged or start in now.failures):
         status = f"{status}. But {ended}"
     if fell and start not in now.failures:
@@ -145,21 +146,16 @@ def _failure(program: CompiledLoop, step: int, start: int, state: Any) -> str:
 
 def _converged(record: PhaseRecord, done: int) -> str:
     last = record.phases[-1]
-    rhat = f"R-hat {last.rhat:.2f}{', only of parameters whose drift does not move the guide' if last.flat else ''}"
+    begin = f"converged after {done:,} steps: the parameters are the average since step {last.averaged:,}"
     if last.moved == last.error == 0.0:
-        return (
-            f"converged after {done:,} steps: {rhat}. At the last step size the ELBO gained {last.gained:.2g} nats; "
-            "the guide has no spread to measure distances by. The parameters are the average since step "
-            f"{last.averaged:,}"
-        )
+        return f"{begin}, and at the last step size the ELBO gained {last.gained:.2g} nats"
     return (
-        f"converged after {done:,} steps: {rhat}. The last reduction of the step size moved the guide by "
-        f"{last.moved:.2g} of its standard deviations; the parameters are the average since step {last.averaged:,}, "
-        f"accurate to {last.error:.2g} standard deviations"
+        f"{begin}, accurate to {last.error:.2g} standard deviations; the last reduction of the step size moved the "
+        f"guide by {last.moved:.2g}"
     )
 
 
-def _unfinished(record: PhaseRecord | None, elbo: np.ndarray, limit: str, since: int | None) -> str:
+def _unfinished(record: PhaseRecord | None, elbo: np.ndarray, limit: str, since: int | None, estimator: Any) -> str:
     trend = _trend(elbo)
     if record is None:
         return f"took the {limit} that it was given; {trend}. stop='auto' tells whether a fit has converged"
@@ -175,9 +171,10 @@ def _unfinished(record: PhaseRecord | None, elbo: np.ndarray, limit: str, since:
             f"the average of the iterates is accurate only to {phase.error:.2g} standard deviations of the guide, or "
             f"still moved (by {phase.moved:.2g}) when the step size was reduced"
         )
+    less = "more pivots" if isinstance(estimator, LocalExpectation) else "legrad.LocalExpectation(), more samples"
     return (
-        f"not converged after {limit}: {why}; {trend}. The parameters are {what}. Try more steps, an estimator "
-        "with less noise (LocalExpectation, more pivots or samples, larger minibatches), or a larger learning rate"
+        f"not converged after {limit}: {why}; {trend}. The parameters are {what}. Try more steps, less noise "
+        f"({less}, larger minibatches), or a larger learning rate"
     )
 
 

@@ -30,6 +30,7 @@ from legrad.fitting.quadrature_error import quadrature_concern
 from legrad.fitting.show import as_html, as_text
 from legrad.fitting.stopping import Phase
 from legrad.guides.protocol import HeavyTails, WholePlates
+from legrad.guides.structured import Structured
 from legrad.marginal.marginalize import Marginal, marginalize
 from legrad.model.frames import Names, in_the_order_of, unframed
 from legrad.model.keys import Key, as_key
@@ -199,6 +200,22 @@ class FitResult:
             return draws
         return draws | model.draw(jax.random.fold_in(key, 1), draws, number, *problem.args, **problem.kwargs)
 
+    def _is_whole_and_heavy(self) -> bool:
+        """Whether the fit has no guide of the user's, and all members of its plates."""
+        guide, model, problem = self.problem.guide, self.problem.model, self.problem
+        if isinstance(model, Marginal) and model.is_exact(*problem.args, **problem.kwargs):
+            return True
+        return isinstance(guide, Structured) and not guide.is_subsampled
+
+    def _posterior_draws(self, key: jax.Array, number: int) -> tuple[dict[str, jax.Array], bool]:
+        """Draw as well as can be: corrected by weights, if the fit has no guide of the user's, and they allow it."""
+        if isinstance(self.problem.guide, Structured) and self._is_whole_and_heavy():
+            try:
+                return self.sample(key, number, corrected=True), True
+            except ValueError:  # the weights cannot be trusted, or there are none
+                pass
+        return self.sample(key, number), False
+
     def _precisely(self, run: Callable[[Problem], Any]) -> Any:
         """Run a function of the problem; in double precision if the fit was made in it."""
         if not self.double:
@@ -262,6 +279,8 @@ class FitResult:
     ) -> Summary:
         """Summarize every latent: mean, sd and quantiles of numbers, probabilities of labels.
 
+        After a fit without a guide, the draws are corrected by their importance weights, if those can be trusted.
+
         Elements are named by `coords`, else by the columns (or row names) of a data frame among the arguments that
         has as many, else by their position.
 
@@ -276,7 +295,8 @@ class FitResult:
             >>> result.summary(0).to_pandas()
         """
         whole = self.with_args(*self.problem.args, **self.problem.kwargs)
-        return summarize(whole.problem, self.sample(as_key(key), n), quantiles, coords, self.names)
+        draws, corrected = self._posterior_draws(as_key(key), n)
+        return replace(summarize(whole.problem, draws, quantiles, coords, self.names), corrected=corrected)
 
     def predict(
         self,
@@ -314,7 +334,7 @@ class FitResult:
         """
         of_draws, of_sites = jax.random.split(as_key(key))
         fitted = self.with_args(*self.problem.args, **self.problem.kwargs).problem
-        draws = self.sample(of_draws, n)
+        draws, _ = self._posterior_draws(of_draws, n)
         if not new_args and kwargs is None:
             return predict(fitted, draws, of_sites, None, None)
         ordered = in_the_order_of(self.names, self.model, new_args)
@@ -322,10 +342,15 @@ class FitResult:
         return predict(fitted, draws, of_sites, args, more, same)
 
     def to_arviz(self, key: Key, num_samples: int = 1000, **names: Any) -> Any:
-        """Return posterior, predictive and log-likelihood for ArviZ; `coords` and `dims` are those of ArviZ."""
+        """Return posterior, predictive and log-likelihood for ArviZ; `coords` and `dims` are those of ArviZ.
+
+        After a fit without a guide, the draws are corrected by their importance weights, if those can be trusted.
+        """
         # All members of plates, not those of the last minibatch.
         whole = self.with_args(*self.problem.args, **self.problem.kwargs)
-        return to_arviz(whole.problem, as_key(key), num_samples, **names)
+        key = as_key(key)
+        draws = self._posterior_draws(key, num_samples)[0] if self._is_whole_and_heavy() else None
+        return to_arviz(whole.problem, key, num_samples, draws=draws, **names)
 
     def plot(self, path: Any = None) -> Any:
         """Plot the fit on one page: the optimization, and the posterior next to it. Needs matplotlib.

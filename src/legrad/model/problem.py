@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
+from jax.scipy.linalg import solve_triangular
 from numpyro import handlers
 from numpyro.distributions import LowRankMultivariateNormal, MultivariateNormal
 from numpyro.ops.provenance import eval_provenance
@@ -173,8 +174,10 @@ class Problem:
         """Return the KL of this guide from another, for each latent by element, given its parents at a draw.
 
         For an element with candidates, KL is a sum or integral over them; for other elements it is the estimate
-        exp(-d) - 1 + d at the draw, with d the log-ratio. A multivariate Normal counts by its marginals, any other
-        event without scalar elements as the mean over its coordinates.
+        exp(-d) - 1 + d at the draw, with d the log-ratio. A multivariate Normal counts by the directions in which the
+        two covariances differ (their generalized eigenvectors): the KLs along these add up to the whole, and the
+        worst of them is the worst of any direction. One of low rank counts by its marginals, any other event without
+        scalar elements as the mean over its coordinates.
         """
         trace = self._run_guide({}, noise)
         values = {name: site["value"] for name, site in sample_sites(trace) if not site["is_observed"]}
@@ -183,10 +186,10 @@ class Problem:
         def one(here: Factor, there: Factor) -> jax.Array:
             scalar, bare, other = here.scalar, unwrap(here.fn).bare, unwrap(there.fn).bare
             if isinstance(bare, MultivariateNormal | LowRankMultivariateNormal) and type(bare) is type(other):
-                share, apart = bare.variance / other.variance, (bare.mean - other.mean) ** 2 / other.variance
+                share, apart = _shares(bare, other)
                 mask = None if here.mask is None else over_events(here.mask, bare)
-                marginals = 0.5 * (share + apart - 1.0 - jnp.log(share))
-                return marginals if mask is None else jnp.where(mask, marginals, 0.0)
+                along = 0.5 * (share + apart - 1.0 - jnp.log(share))
+                return along if mask is None else jnp.where(mask, along, 0.0)
             found = None if scalar is None else support.candidates(scalar.base)
             if found is None:
                 d = here.log_prob() - there.log_prob(here.coordinate)
@@ -248,3 +251,16 @@ class Problem:
 def _stop(x: Any) -> Any:
     # A concrete array has no gradient path, and its numbers stay readable for planning.
     return same_numbers(stop_gradient(x), x) if isinstance(x, _compat.Tracer) else x
+
+
+def _shares(here: Any, there: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the ratio of two Gaussians' variances, and their squared distance, along each direction that counts."""
+    if isinstance(here, LowRankMultivariateNormal):
+        return here.variance / there.variance, (here.mean - there.mean) ** 2 / there.variance
+    shape = jnp.broadcast_shapes(here.scale_tril.shape, there.scale_tril.shape)
+    lower = jnp.broadcast_to(there.scale_tril, shape)
+    ratio = solve_triangular(lower, jnp.broadcast_to(here.scale_tril, shape), lower=True)
+    apart = solve_triangular(lower, jnp.broadcast_to(here.loc - there.loc, shape[:-1])[..., None], lower=True)
+    share, directions = jnp.linalg.eigh(ratio @ jnp.swapaxes(ratio, -1, -2))
+    tiny = jnp.finfo(share.dtype).tiny
+    return jnp.maximum(share, tiny), jnp.square(jnp.swapaxes(directions, -1, -2) @ apart)[..., 0]
