@@ -108,7 +108,7 @@ def test_spike_and_slab_is_right():
     exact = inclusion(X, y)
     assert exact.min() < 0.5 < exact.max()
     result = legrad.fit(spike_and_slab, args=(X, y), key=0)
-    assert "slope_shift" in result.params  # a slope of its own for each value of its inclusion
+    assert "slope_centers" in result.params  # a slope of its own for each value of its inclusion
     assert result.converged, result.status
     found = np.asarray(result.sample(1, 4000)["included"]).mean(0)
     np.testing.assert_allclose(found, exact, atol=0.06)

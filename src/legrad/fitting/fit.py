@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import HostLoop
 from legrad.fitting.joint_start import joint_start
 from legrad.fitting.result import FitResult
+from legrad.fitting.rounds import fit_in_rounds
 from legrad.fitting.starts import scattered
 from legrad.fitting.stopping import AutoStop, Stopping
 from legrad.fitting.summed_out import exact_result
@@ -120,10 +122,14 @@ def fit(
             return exact_result(model, args, kwargs or {}, begun)
         guide = Structured(model)
         of_loop = (data, estimator, optimizer, steps, stop, init_params, checkpoint, callback)
-        if all(setting is None for setting in of_loop) and solvable(guide, args, kwargs or {}):
+        plain = all(setting is None for setting in of_loop)
+        if plain and solvable(guide, args, kwargs or {}):
             return solve(guide, args, kwargs or {}, key, seconds, restarts, begun)
-        stop = "auto" if steps is None and stop is None else stop
         start = joint_start(guide, args, kwargs or {}, jax.random.fold_in(key, 3)) if data is None else None
+        if start is not None and plain and restarts in (None, 1):
+            run = partial(fit, model, guide, args=args, kwargs=kwargs, seconds=seconds, progress=progress)
+            return replace(fit_in_rounds(run, start, key), seconds=time.perf_counter() - begun)
+        stop = "auto" if steps is None and stop is None else stop
         if start is not None:
             init_params, note = start.params | dict(init_params or {}), start.note
     restarts = 1 if restarts is None else restarts

@@ -159,9 +159,8 @@ def _conditionals(
         run = jax.jit(lambda items, arrays, climb=climb: jax.lax.map(lambda i: climb(i, arrays), items))
         at, sd = (np.asarray(a).reshape(*part.shape, k) for a in run(items, arrays))
         pair.reference = np.asarray(place.z[name]) - low
-        here = np.take_along_axis(sd, pair.reference[..., None], -1)
-        mean = place.x[start : start + part.size].reshape(*part.shape, 1)
-        stretch = sd / here
+        stretch = sd / np.take_along_axis(sd, pair.reference[..., None], -1)
         if np.isfinite(at).all() and np.isfinite(stretch).all() and (stretch > 0).all():
-            found |= dict(zip(pair.names, (at - stretch * mean, np.log(stretch)), strict=True))
+            pair.units = sd
+            found |= dict(zip(pair.names, (at, np.log(stretch)), strict=True))
     return found

@@ -54,11 +54,11 @@ class Joint:
     heavy: bool = False
     moments: Moments | None = None
 
-    def sample(self) -> tuple[jax.Array, jax.Array]:
-        """Sample the vector; return it, and the same less its mean in standard deviations."""
+    def sample(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Sample the vector; return it, its mean, and the vector less its mean in standard deviations."""
         loc, fn = self._distribution()
         x = numpyro.sample(self.name, self._heavy(fn) if self.heavy else fn, infer={"is_auxiliary": True})
-        return x, (x - loc) / jnp.sqrt(fn.variance)
+        return x, loc, (x - loc) / jnp.sqrt(fn.variance)
 
     def initial(self, loc: np.ndarray, sd: np.ndarray) -> dict[str, np.ndarray]:
         """Return initial values of the parameters from means and standard deviations."""

@@ -185,9 +185,9 @@ class Structured:
 
     def _sample(self, args: tuple, kwargs: dict, whole: bool) -> dict[str, jax.Array]:
         self._prepare(args, kwargs)
-        values, h, x = {}, None, None
+        values, h, x, loc = {}, None, None, None
         if self._joint is not None:
-            x, h = self._joint.sample()
+            x, loc, h = self._joint.sample()
             for name, (z, stretch) in self._space.place(x, args, kwargs).items():
                 values[name] = (self._space.parts[name], z, stretch)
         latents = [part.latent for group in self._members for part in group.parts]
@@ -211,7 +211,8 @@ class Structured:
             found[name] = inside(factor.latent, partial(factor.sample, self.prefix, given, _SLOPES))
         for name, pair in self._pairs.items():
             assert x is not None
-            values[name] = (pair.part, *pair.place(x, found[pair.factor.latent.name]))
+            assert loc is not None
+            values[name] = (pair.part, *pair.place(x, loc, found[pair.factor.latent.name]))
         found |= {name: inside(p.latent, partial(_point, p, z, s)) for name, (p, z, s) in values.items()}
         for group in self._members:
             drawn = inside(group.parts[0].latent, partial(group.sample, h))
@@ -269,7 +270,7 @@ class Structured:
         own: dict[str, tuple[str, ...]] = {self._base: ("", "_loc", "_scale_tril", "_factor", "_log_scale")}
         own |= {group.name: ("", "_loc", "_given", "_scale_tril") for group in self._members}
         own |= {f"{self.prefix}{f.latent.name}": ("_logits", "_slopes") for f in self._discrete}
-        own |= {f"{self.prefix}{name}": ("_shift", "_log_stretch") for name in self._pairs}
+        own |= {f"{self.prefix}{name}": ("_centers", "_log_stretch") for name in self._pairs}
         for base, suffixes in own.items():
             for name in (base + suffix for suffix in suffixes):
                 if name in taken:

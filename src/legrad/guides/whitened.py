@@ -1,4 +1,4 @@
-"""Parameters of a Gaussian that are optimized in whitened coordinates.
+"""Parameters of a Gaussian that are optimized in whitened coordinates, and numbers that are in other units.
 
     loc = center + W u,    scale_tril = W T,    with T lower triangular, exp on its diagonal
 
@@ -15,7 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 from numpyro.distributions import biject_to, constraints
-from numpyro.distributions.transforms import LowerCholeskyAffine, LowerCholeskyTransform, ParameterFreeTransform
+from numpyro.distributions.transforms import (
+    AffineTransform,
+    LowerCholeskyAffine,
+    LowerCholeskyTransform,
+    ParameterFreeTransform,
+)
 
 
 class WhitenedVector(constraints.Constraint):
@@ -33,6 +38,23 @@ class WhitenedVector(constraints.Constraint):
     def tree_flatten(self) -> Any:
         """Return the arrays, as NumPyro keeps constraints."""
         return (self.center, self.tril), (("center", "tril"), {})
+
+
+class Scaled(constraints.Constraint):
+    """Real numbers, whose unconstrained coordinates are in other units."""
+
+    event_dim = 0
+
+    def __init__(self, unit: np.ndarray) -> None:
+        self.unit = unit
+
+    def __call__(self, x: Any) -> Any:
+        """Whether numbers are finite."""
+        return jnp.isfinite(x)
+
+    def tree_flatten(self) -> Any:
+        """Return the arrays, as NumPyro keeps constraints."""
+        return (self.unit,), (("unit",), {})
 
 
 class WhitenedCholesky(constraints.Constraint):
@@ -77,6 +99,11 @@ class _Product(ParameterFreeTransform):
 
     def inverse_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return LowerCholeskyTransform().inverse_shape(shape)
+
+
+@biject_to.register(Scaled)
+def _scaled(constraint: Scaled) -> AffineTransform:
+    return AffineTransform(jnp.zeros_like(jnp.asarray(constraint.unit)), jnp.asarray(constraint.unit))
 
 
 @biject_to.register(WhitenedVector)
