@@ -1,4 +1,4 @@
-"""A sigmoid belief network as a scikit-learn transformer; `standard.belief_network` has the model and its training."""
+"""A sigmoid belief network as a scikit-learn transformer; `standard.belief_network` has the model."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class SigmoidBeliefNetwork(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         intercept_: the columns' biases.
         hidden_intercept_: the hidden units' biases.
         elbo_: the ELBO of a row at each step.
+        n_iter_: the number of steps.
 
     Example:
         >>> from sklearn.datasets import load_digits
@@ -72,6 +73,7 @@ class SigmoidBeliefNetwork(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         )  # fmt: skip
         self.components_, self.intercept_ = self._params["weights"], self._params["bias"]
         self.hidden_intercept_, self.elbo_ = self._params["hidden_bias"], -loss
+        self.n_iter_ = len(loss)
         return self
 
     def transform(self, X: Any) -> np.ndarray:

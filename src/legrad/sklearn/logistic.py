@@ -25,13 +25,14 @@ class BayesianLogisticRegression(ClassifierMixin, BaseEstimator):
 
     Args:
         prior_scale: the standard deviation of the coefficients' prior, for standardized columns; "auto" to average
-            over a grid from 0.03 to 10.
+            over a grid from 0.03 to 6.
         n_draws: how many draws of the posterior to keep.
         random_state: a seed, a `RandomState`, or None.
 
     Attributes:
         classes_: the classes.
-        coef_: the posterior mean of the coefficients, in the units of the data; one row for two classes, else one each.
+        coef_: the posterior mean of the coefficients, in the units of the data; one row for two
+            classes, else one each.
         coef_std_: their posterior standard deviations.
         intercept_: the posterior mean of the intercepts.
         prior_scale_: the posterior mean of the prior's scale.
@@ -50,9 +51,7 @@ class BayesianLogisticRegression(ClassifierMixin, BaseEstimator):
         >>> probability, std = classifier.predict_proba(A, return_std=True)
     """
 
-    def __init__(
-        self, *, prior_scale: float | str = "auto", n_draws: int = 1000, random_state: Any = None
-    ) -> None:
+    def __init__(self, *, prior_scale: float | str = "auto", n_draws: int = 1000, random_state: Any = None) -> None:
         self.prior_scale = prior_scale
         self.n_draws = n_draws
         self.random_state = random_state

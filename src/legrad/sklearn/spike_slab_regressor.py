@@ -1,4 +1,4 @@
-"""Spike-and-slab regression for numbers and counts, as a scikit-learn estimator; `standard.spike_slab` has the model."""
+"""Spike-and-slab regression for numbers and counts as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _FAMILIES = ("gaussian", "poisson")
 class SpikeSlabRegressor(RegressorMixin, BaseEstimator):
     """Regression that says which columns matter, and averages its predictions over all that may.
 
-    The posterior over subsets of columns, with slopes integrated out: up to 10 columns every subset is counted; above,
-    subsets are drawn from a variational guide and weighed.
+    The posterior is over subsets of columns, with slopes integrated out. Up to 10 columns every subset is counted;
+    above, subsets are drawn from a variational guide and weighed.
 
     Args:
         prior_inclusion: the probability that a column matters, before the data; "auto" for a uniform prior over it.

@@ -1,10 +1,11 @@
 """Bayesian logistic regression: the posterior of the coefficients, averaged over the scale of their prior.
 
-    w ~ Normal(0, τ²),    intercepts ~ Normal(0, 10²),    y ~ Categorical(softmax(intercept + X w))
+    τ ~ HalfNormal(2),   w ~ Normal(0, τ²),   intercepts ~ Normal(0, 10²),   y ~ Categorical(softmax(intercept + X w))
 
-Two classes have one row of coefficients, more have one row each. For each τ of a grid the mode is found and its
-evidence by Laplace's approximation; a τ that counts gets a Gaussian with full covariance that maximizes the ELBO
-(`FixedDraws`), whose draws are weighed by the posterior. With many coefficients it stays at the mode's Gaussian.
+Two classes have one row of coefficients, more have one row each. For each τ of a grid Newton's method finds the mode,
+and Laplace's approximation its evidence. For a τ that counts, draws around the mode are weighed by the posterior; if
+their k-hat is high, draws of the Gaussian with full covariance that maximizes the ELBO (`FixedDraws`) are weighed
+instead. With more than 80 coefficients the draws are those of the Gaussian at the mode.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, logsumexp, softmax
+from scipy.special import expit, gammaln, logsumexp, softmax
 
 from legrad.diagnostics.psis import LIMIT, smoothed_weights
 from legrad.fitting.fixed_draws import FixedDraws, Gaussian, moment_matched
-from legrad.fitting.mode import find_mode
 
-SCALES = np.geomspace(0.03, 10.0, 11)  # of a prior whose scale is not given, for columns of standard deviation one
+SCALES = np.geomspace(0.03, 6.0, 9)  # of a prior whose scale is not given, for columns of standard deviation one
 _FLAT = 10.0  # the standard deviation of an intercept's prior
 _CLIMBED = 80  # coefficients up to which the ELBO is climbed
 _COUNTS = 0.02  # the least probability of a scale that is kept
 _NUMBERS = 4_000_000  # numbers of one batch
-_TAILS = 5.0  # degrees of freedom of the draws that are weighed
+_TAILS = 5.0  # degrees of freedom of the draws with heavy tails
+_CLIMB = 50  # gradients of the ELBO
+_CLOSE = 0.5  # a k-hat below which the ELBO is not climbed
+_NEWTON = 100
+_PRIOR = 2.0  # the scale of the prior of τ
 
 
 @dataclass(frozen=True)
@@ -100,20 +104,31 @@ class SoftmaxDensity:
         return float(value[0]), gradient[0]
 
     def hessian(self, x: np.ndarray) -> np.ndarray:
-        """Return the Hessian at a point."""
+        """Return the Hessian at a point: −Σ_n (diag(p_n) − p_n p_nᵀ) ⊗ x_n x_nᵀ, less the prior's precision."""
         w = x.reshape(self._precision.shape)
         eta = self._x @ w.T
         p = expit(eta) if self.rows_of == 1 else softmax(eta, axis=-1)
         d = self._x.shape[1]
-        found = -np.diag(self._precision.ravel())
+        both = (p[:, :, None] * self._x[:, None, :]).reshape(len(p), -1)
+        found = both.T @ both - np.diag(self._precision.ravel())
         for k in range(self.rows_of):
-            for m in range(k + 1):
-                weight = p[:, k] * ((k == m) - p[:, m])
-                block = self._x.T @ (weight[:, None] * self._x)
-                found[k * d : (k + 1) * d, m * d : (m + 1) * d] -= block
-                if m < k:
-                    found[m * d : (m + 1) * d, k * d : (k + 1) * d] -= block
-        return found
+            found[k * d : (k + 1) * d, k * d : (k + 1) * d] -= self._x.T @ (p[:, k, None] * self._x)
+        return np.asarray(found)
+
+
+def mode_of(density: SoftmaxDensity, x: np.ndarray) -> tuple[float, Gaussian]:
+    """Return the log-density at the mode, and the Gaussian there, by Newton's method: the log-density is concave."""
+    value, gradient = density.gradient(x)
+    for _ in range(_NEWTON):
+        step = np.linalg.solve(-density.hessian(x), gradient)
+        gain, length = float(gradient @ step), 1.0
+        if gain < 1e-9:
+            break
+        while density.value(x + length * step) < value + 1e-4 * length * gain and length > 1e-6:
+            length *= 0.4
+        x = x + length * step
+        value, gradient = density.gradient(x)
+    return value, Gaussian(x, np.linalg.cholesky(np.linalg.inv(-density.hessian(x))))
 
 
 def fit_logistic(
@@ -134,13 +149,15 @@ def fit_logistic(
     start = np.zeros((1 if classes == 2 else classes) * (X.shape[1] + 1))
     for one in scales:
         density = SoftmaxDensity(X, y, classes, float(one))
-        mode = find_mode(density, start)  # type: ignore[arg-type]
-        start = mode.x
-        modes.append((density, Gaussian(mode.x, mode.tril)))
-        spread = float(np.sum(np.log(np.diagonal(mode.tril)))) + 0.5 * len(start) * math.log(2 * math.pi)
-        evidence.append(mode.value + spread)
-    log_evidence = float(logsumexp(evidence) - math.log(len(scales)))
-    share = np.exp(np.array(evidence) - logsumexp(evidence))
+        value, q = mode_of(density, start)
+        start = q.loc
+        modes.append((density, q))
+        spread = float(np.sum(np.log(np.diagonal(q.tril)))) + 0.5 * len(start) * math.log(2 * math.pi)
+        evidence.append(value + spread)
+    prior = np.log(scales) - 0.5 * (scales / _PRIOR) ** 2  # on the logarithm of the scale
+    joint = np.array(evidence) + prior - logsumexp(prior)
+    log_evidence = float(logsumexp(joint))
+    share = np.exp(joint - log_evidence)
     counted = np.flatnonzero(share >= _COUNTS)
     numbers = rng.multinomial(draws, share[counted] / share[counted].sum())
     kept, khats = [], []
@@ -154,28 +171,35 @@ def fit_logistic(
         khats.append(khat)
     each = np.concatenate(kept).reshape(draws, -1, X.shape[1] + 1)
     worst = max(khats, default=math.nan)
-    how = (
-        "Gaussians at the mode"
-        if not khats
-        else f"Gaussians that maximize the ELBO, their draws weighed; k-hat is {worst:.2f}"
-    )
+    how = "Gaussians at the mode" if not khats else f"weighed draws, whose k-hat is {worst:.2f}"
     status = f"{len(start)} coefficients, {len(counted)} of {len(scales)} prior scales: {how}"
-    return LogisticPosterior(
-        each[..., 1:], each[..., 0], float(share @ scales), log_evidence, worst, status
-    )
+    return LogisticPosterior(each[..., 1:], each[..., 0], float(share @ scales), log_evidence, worst, status)
 
 
 def _weighed(density: SoftmaxDensity, q: Gaussian, number: int, rng: np.random.Generator) -> tuple[np.ndarray, float]:
     """Return draws of the posterior, and the k-hat of their weights; draws of the Gaussian if it is too far away."""
-    fixed = max(128, 1 << math.ceil(math.log2(2 * density.size)))
-    climber = FixedDraws(density)  # type: ignore[arg-type]
-    q, _ = climber.climb(q, moment_matched(fixed, density.size, int(rng.integers(2**31))), 50)
-    many = max(4 * number, 1000)
-    e = rng.normal(size=(many, density.size))
-    spread = rng.chisquare(_TAILS, size=many) / _TAILS
-    x = q.at(e / np.sqrt(spread)[:, None])
-    log_q = -0.5 * (_TAILS + density.size) * np.log1p(np.sum(e**2, 1) / spread / _TAILS)
-    weights, khat = smoothed_weights(density.many(x) - log_q)
+    x, weights, khat = _weigh(density, q, number, rng)
+    if khat > _CLOSE:
+        fixed = max(128, 1 << math.ceil(math.log2(2 * density.size)))
+        climber = FixedDraws(density)  # type: ignore[arg-type]
+        q, _ = climber.climb(q, moment_matched(fixed, density.size, int(rng.integers(2**31))), _CLIMB)
+        x, weights, khat = _weigh(density, q, number, rng)
     if khat > LIMIT:
-        return q.at(e[:number]), khat
-    return x[rng.choice(many, number, p=weights / weights.sum())], khat
+        return q.at(rng.normal(size=(number, density.size))), khat
+    return x[rng.choice(len(x), number, p=weights)], khat
+
+
+def _weigh(
+    density: SoftmaxDensity, q: Gaussian, number: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return draws, half of them of a Gaussian and half of a Student-t, with their weights and k-hat."""
+    d, many = density.size, max(2 * number, 1000)
+    spread = np.ones((2, many))
+    spread[1] = rng.chisquare(_TAILS, size=many) / _TAILS
+    e = (rng.normal(size=(2, many, d)) / np.sqrt(spread)[..., None]).reshape(-1, d)
+    square = np.sum(e**2, axis=1)
+    student = gammaln((_TAILS + d) / 2) - gammaln(_TAILS / 2) - 0.5 * d * math.log(_TAILS / 2)
+    log_q = np.logaddexp(-0.5 * square, student - 0.5 * (_TAILS + d) * np.log1p(square / _TAILS))
+    x = q.at(e)
+    weights, khat = smoothed_weights(density.many(x) - log_q)
+    return x, weights / weights.sum(), khat

@@ -1,10 +1,10 @@
 """Mixtures with their labels summed out, by variational Bayes: each factor in turn is set to its optimum.
 
-    weights ~ Dirichlet(c),   label_n ~ Categorical(weights),   x_nj ~ component(label_n, j)
-    Gaussian:   precision ~ Gamma(a, b),  mean ~ Normal(0, 1 / (κ precision)),  x_nj ~ Normal(mean, 1 / precision)
-    Bernoulli:  probability ~ Beta(½, ½),  x_nj ~ Bernoulli(probability)
+weights ~ Dirichlet(c),   label_n ~ Categorical(weights),   x_nj ~ component(label_n, j)
+Gaussian:   precision ~ Gamma(a, b),  mean ~ Normal(0, 1 / (κ precision)),  x_nj ~ Normal(mean, 1 / precision)
+Bernoulli:  probability ~ Beta(½, ½),  x_nj ~ Bernoulli(probability)
 
-    ELBO = Σ_n log Σ_k exp E[log weights_k + log p(x_n | k)] − KL(weights) − Σ_kj KL(component k, column j)
+ELBO = Σ_n log Σ_k exp E[log weights_k + log p(x_n | k)] − KL(weights) − Σ_kj KL(component k, column j)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Components(Protocol):
 
 @dataclass(frozen=True)
 class GaussianComponents:
-    """Normal-Gamma factors: precision ~ Gamma(a, b), mean ~ Normal(m, 1 / (κ precision)); all (components, columns)."""
+    """Normal-Gamma factors, all (components, columns): precision ~ Gamma(a, b), mean ~ Normal(m, 1/(κ precision))."""
 
     m: np.ndarray
     kappa: np.ndarray
@@ -75,9 +75,7 @@ class GaussianComponents:
     def divergence(self) -> float:
         """Return KL(Normal-Gamma factors, prior)."""
         precision = self.a / self.b
-        normal = 0.5 * (
-            _KAPPA / self.kappa - 1 - np.log(_KAPPA / self.kappa) + _KAPPA * precision * self.m**2
-        )
+        normal = 0.5 * (_KAPPA / self.kappa - 1 - np.log(_KAPPA / self.kappa) + _KAPPA * precision * self.m**2)
         gamma = (
             (self.a - _A) * digamma(self.a) - gammaln(self.a) + gammaln(_A)
             + _A * (np.log(self.b) - math.log(_B)) + self.a * (_B - self.b) / self.b

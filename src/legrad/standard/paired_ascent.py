@@ -49,7 +49,7 @@ def compressed(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return a table of at most as many rows as columns, plus one, with the same products XᵀX, Xᵀy and yᵀy."""
     if len(X) <= X.shape[1] + 1:
         return X, y
-    r = np.linalg.qr(np.column_stack([X, y]), mode="r")
+    r = np.asarray(np.linalg.qr(np.column_stack([X, y]), mode="r"))
     return r[:, :-1], r[:, -1]
 
 
@@ -96,7 +96,5 @@ def ascend(
         if sweep > 2 and np.abs(alpha - before).max() < _STILL:
             break
     s2 = 1 / (size / sigma2 + 1 / tau2)
-    found = Hyper(
-        math.sqrt(sigma2), math.sqrt(tau2), rate, hyper.fit_noise, hyper.fit_slab, hyper.fit_rate
-    )
+    found = Hyper(math.sqrt(sigma2), math.sqrt(tau2), rate, hyper.fit_noise, hyper.fit_slab, hyper.fit_rate)
     return Paired(alpha, mu, np.sqrt(s2), found)

@@ -2,8 +2,8 @@
 
     z ~ rate^|z| (1 − rate)^(p − |z|),    b_j ~ Normal(0, τ²),    y ~ family(intercept + X (z · b))
 
-Columns are standardized, and so is the target of a Gaussian, whose noise has a HalfNormal(1) prior. The rate is given,
-or uniform; so is τ given, or one of a grid. Slopes are integrated out (`subset_evidence`): exactly for a Gaussian,
+Columns are standardized, and so is the target of a Gaussian, whose noise has a HalfNormal(1) prior. The rate is
+given, or has a uniform prior; τ is given, or one of a grid. Slopes are integrated out (`subset_evidence`): exactly for a Gaussian,
 else by Laplace's approximation. Up to 10 columns all subsets are enumerated. Above, subsets are drawn from the paired
 guide (`paired_ascent`) of several starts and weighed by p(y, z) / q(z), and twice more from the weighed answer.
 """
@@ -22,7 +22,11 @@ from legrad.standard.paired_ascent import Hyper, Paired, ascend, compressed
 from legrad.standard.subset_evidence import LIKELIHOODS, GaussianEvidence, LaplaceEvidence, Slopes
 
 FAMILIES = ("gaussian", *LIKELIHOODS)
-SLABS = np.array([0.05, 0.15, 0.4, 1.0])  # of a slab that is not given, in standard deviations
+SLABS = {  # of a slab that is not given, for a standard deviation of the column: in sds, logits, logs of the mean
+    "gaussian": np.array([0.05, 0.15, 0.4, 1.0]),
+    "bernoulli": np.array([0.2, 0.6, 1.8]),
+    "poisson": np.array([0.05, 0.15, 0.4, 1.0]),
+}
 _ENUMERATED = 10  # columns of which all subsets are tried
 _DRAWS = 2000  # subsets of one round
 _ROUNDS = 3
@@ -87,7 +91,7 @@ def fit_spike_slab(
         draws: how many draws to keep.
     """
     p = X.shape[1]
-    slabs = SLABS if slab is None else np.array([slab])
+    slabs = SLABS[family] if slab is None else np.array([slab])
     working, target, hyper = _working(X, y, family, rate, slab)
     rows = max(len(X) - 1, 1)
     guides = _guides(working, target, rows, hyper, restarts, rng) if p > _ENUMERATED else []
@@ -135,11 +139,12 @@ def _noise_grid(X: np.ndarray, y: np.ndarray, rows: int, hyper: Hyper) -> tuple[
     about 1/√(2m) wide.
     """
     coefficients = np.linalg.lstsq(X, y, rcond=None)[0]
-    least = float(np.sum((y - X @ coefficients) ** 2)) / rows
+    error = float(np.sum((y - X @ coefficients) ** 2)) / rows
     width = 1 / math.sqrt(2 * rows)
-    low, high = 0.5 * math.log(max(least, 1e-8)), 0.5 * math.log(max(float(y @ y) / rows, 1e-8))
-    low, high = max(low - 6 * width, math.log(1e-4)), high + 6 * width
-    number = int(np.clip((high - low) / (0.5 * width), 30, 200))
+    low, high = 0.5 * math.log(max(error, 1e-8)), 0.5 * math.log(max(float(y @ y) / rows, 1e-8))
+    least_noise = 1e-4 if X.shape[1] < rows else 0.02  # as many columns as rows can fit anything
+    low, high = max(low - 6 * width, math.log(least_noise)), high + 6 * width
+    number = int(np.clip((high - low) / (0.5 * width), 30, 120))
     edges = np.linspace(low, high, number)
     noises = np.exp(edges)
     return noises, -0.5 * noises**2 + edges + math.log((high - low) / number)
@@ -149,7 +154,7 @@ def _working(
     X: np.ndarray, y: np.ndarray, family: str, rate: float | None, slab: float | None
 ) -> tuple[np.ndarray, np.ndarray, Hyper]:
     """Return a Gaussian regression for the guide: the data themselves, or the Newton step of a ridge fit."""
-    first = 0.4 if slab is None else slab
+    first = float(SLABS[family][1]) if slab is None else slab
     share = min(0.5, 5 / X.shape[1]) if rate is None else rate
     if family == "gaussian":
         return *compressed(X, y), Hyper(0.7, first, share, True, slab is None, rate is None)
@@ -184,7 +189,8 @@ def _guides(
     strength = np.abs(X.T @ y)
     found = [ascend(X, y, rows, hyper, np.full(p, 1e-3), np.zeros(p), np.argsort(-strength))]
     for _ in range(restarts - 1):
-        found.append(ascend(X, y, rows, hyper, rng.uniform(0, 0.3, p), np.zeros(p), rng.permutation(p)))
+        start = np.asarray(rng.uniform(0, 0.3, p))
+        found.append(ascend(X, y, rows, hyper, start, np.zeros(p), rng.permutation(p)))
     return found
 
 

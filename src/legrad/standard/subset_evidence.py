@@ -91,9 +91,7 @@ class GaussianEvidence:
         volume = np.log1p(scaled / sigma2).sum(-1)
         explained = (tau2 * u[:, None, None, :] ** 2 / (sigma2 + scaled)).sum(-1)
         sigma2 = sigma2[..., 0]
-        log_p = -0.5 * (
-            m * np.log(2 * math.pi * sigma2) + volume + np.maximum(self._total - explained, 0.0) / sigma2
-        )
+        log_p = -0.5 * (m * np.log(2 * math.pi * sigma2) + volume + np.maximum(self._total - explained, 0.0) / sigma2)
         return [
             self._slopes(p[r], values[i], vectors[i], u[i], r, log_p[i])
             for i, (p, r) in enumerate(zip(places, real, strict=True))
@@ -186,9 +184,7 @@ class LaplaceEvidence:
         tril = np.linalg.cholesky(np.linalg.inv(hessian))
         spread = np.log(np.diagonal(tril, axis1=-2, axis2=-1)).sum(-1) + 0.5 * np.log(precision).sum(-1)
         log_p = (value + spread)[..., None]
-        return [
-            _laplace(p[r], w[i], tril[i], r, log_p[i]) for i, (p, r) in enumerate(zip(places, real, strict=True))
-        ]
+        return [_laplace(p[r], w[i], tril[i], r, log_p[i]) for i, (p, r) in enumerate(zip(places, real, strict=True))]
 
 
 def _posterior(
