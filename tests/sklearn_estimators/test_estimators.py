@@ -199,7 +199,7 @@ def test_what_cannot_be_trusted_is_said(monkeypatch):
     rng = np.random.default_rng(0)
     A = rng.normal(size=(30, 60))  # too few rows to tell which of sixty columns matter
     with pytest.warns(legrad.FitWarning, match="k-hat is .*, above 0.7.* as a ranking"):
-        SpikeSlabClassifier(random_state=0, n_draws=20).fit(A, rng.random(30) > 0.5)
+        SpikeSlabRegressor(random_state=0, n_draws=20).fit(A, A[:, :10].sum(1) + 3 * rng.normal(size=30))
     with pytest.raises(ValueError, match="level=1.5: give a number between 0 and 1"):
         ALL["regressor"][0].fit(X, y).predict_interval(X, level=1.5)
     with pytest.warns(legrad.FitWarning, match="not converged after 1 sweeps: raise max_iter"):

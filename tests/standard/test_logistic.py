@@ -1,4 +1,4 @@
-"""Logistic regression against integrals on a grid, scikit-learn's optimum, finite differences, and `legrad.fit`."""
+"""Logistic regression against integrals on a grid, scikit-learn's optimum, many draws, and `legrad.fit`."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ from scipy.special import logsumexp
 from sklearn.linear_model import LogisticRegression
 
 import legrad
-from legrad.standard.logistic import SoftmaxDensity, fit_logistic, mode_of
+from legrad.fitting.fixed_draws import Gaussian, moment_matched
+from legrad.standard.logistic import SoftmaxDensity, best_gaussian, fit_logistic
 
 
 def data(n=60, p=3, classes=3, seed=0):
@@ -23,9 +24,15 @@ def data(n=60, p=3, classes=3, seed=0):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_derivatives(classes):
+def test_the_elbo_and_its_gradients_are_those_of_many_draws(classes):
     X, y = data(classes=classes)
     density = SoftmaxDensity(X, y, classes, 0.7)
+    rng = np.random.default_rng(1)
+    tril = 0.2 * np.tril(rng.normal(size=(density.size, density.size))) / np.sqrt(density.size) + 0.2 * np.eye(
+        density.size
+    )
+    q = Gaussian(0.5 * rng.normal(size=density.size), tril)
+    draws = moment_matched(4096, density.size, 0)
 
     def log_density(x):
         w = x.reshape(-1, 4)
@@ -34,19 +41,22 @@ def test_derivatives(classes):
         prior = dist.Normal(0.0, 10.0).log_prob(w[:, 0]).sum() + dist.Normal(0.0, 0.7).log_prob(w[:, 1:]).sum()
         return dist.Categorical(logits=eta).log_prob(y).sum() + prior
 
-    x = np.random.default_rng(1).normal(size=density.size)
-    value, gradient = density.gradient(x)
-    np.testing.assert_allclose(value, log_density(x), rtol=1e-12)
-    np.testing.assert_allclose(gradient, jax.jit(jax.grad(log_density))(x), rtol=1e-9, atol=1e-10)
-    np.testing.assert_allclose(density.hessian(x), jax.jit(jax.hessian(log_density))(x), rtol=1e-9, atol=1e-10)
+    points = jnp.asarray(q.at(draws))
+    np.testing.assert_allclose(density.many(points[:5]), jax.vmap(log_density)(points[:5]), rtol=1e-10)
+    elbo, gradient, precision = density.expected(q)
+    np.testing.assert_allclose(elbo, jax.vmap(log_density)(points).mean() + q.entropy, rtol=1e-3)
+    np.testing.assert_allclose(gradient, jax.jit(jax.vmap(jax.grad(log_density)))(points).mean(0), atol=0.05)
+    hessian = jax.jit(jax.vmap(jax.hessian(log_density)))(points[:1024]).mean(0)
+    np.testing.assert_allclose(precision, -hessian, atol=0.3)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_mode_is_that_of_scikit_learn(classes):
-    X, y = data(classes=classes)
-    _, q = mode_of(SoftmaxDensity(X, y, classes, 0.7), np.zeros(4 if classes == 2 else 12))
+def test_many_rows_give_the_optimum_of_scikit_learn(classes):
+    X, y = data(n=4000, classes=classes)
+    size = 4 if classes == 2 else 12
+    _, q = best_gaussian(SoftmaxDensity(X, y, classes, 0.7), Gaussian(np.zeros(size), 0.1 * np.eye(size)))
     theirs = LogisticRegression(C=0.49, tol=1e-8, max_iter=1000).fit(X, y)
-    np.testing.assert_allclose(q.loc.reshape(-1, 4)[:, 1:], theirs.coef_, atol=5e-3)
+    np.testing.assert_allclose(q.loc.reshape(-1, 4)[:, 1:], theirs.coef_, atol=0.02)
 
 
 def test_the_posterior_is_that_of_an_integral():
@@ -61,7 +71,7 @@ def test_the_posterior_is_that_of_an_integral():
     np.testing.assert_allclose(found.draws.mean(), mean, atol=0.06 * sd)
     np.testing.assert_allclose(found.draws.std(), sd, rtol=0.05)
     evidence = logsumexp(log_p) + np.log(12 / 499 * 16 / 499)
-    np.testing.assert_allclose(found.log_evidence, evidence, atol=0.15)
+    assert evidence - 0.2 < found.log_evidence < evidence
     assert found.khat < 0.7
 
 

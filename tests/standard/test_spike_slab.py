@@ -117,7 +117,7 @@ def test_a_column_and_its_copy_share_what_is_theirs():
 
 
 def test_counts_find_their_column():
-    X, y = data(n=80, p=4)
+    X, _ = data(n=80, p=4)
     counts = np.random.default_rng(0).poisson(np.exp(0.3 + 0.8 * X[:, 2])).astype(float)
     found = fit_spike_slab(X, counts, "poisson", rate=0.2, slab=1.0, rng=np.random.default_rng(0))
     assert found.inclusion[2] > 0.99

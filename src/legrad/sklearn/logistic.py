@@ -36,9 +36,9 @@ class BayesianLogisticRegression(ClassifierMixin, BaseEstimator):
         coef_std_: their posterior standard deviations.
         intercept_: the posterior mean of the intercepts.
         prior_scale_: the posterior mean of the prior's scale.
-        log_evidence_: the log evidence, to compare models of the same labels.
+        log_evidence_: a lower bound on the log evidence, to compare models of the same labels.
         khat_: the PSIS k-hat of the draws: up to 0.7 they are draws of the posterior; NaN with more than 80
-            coefficients, whose Gaussian is that at the mode.
+            coefficients, whose draws are those of the best Gaussian.
         status_: a sentence that says what was done.
 
     Example:

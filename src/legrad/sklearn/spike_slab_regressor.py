@@ -24,7 +24,7 @@ class SpikeSlabRegressor(RegressorMixin, BaseEstimator):
     Args:
         prior_inclusion: the probability that a column matters, before the data; "auto" for a uniform prior over it.
         slab_scale: the standard deviation of a slope that matters, in standard deviations of column and target (of
-            the log of the mean, for counts); "auto" to average over 0.05, 0.15, 0.4 and 1.
+            the log of the mean, for counts); "auto" to average over 0.15, 0.4 and 1.
         family: "gaussian" for numbers, "poisson" for counts.
         restarts: how many starts the guide has.
         n_draws: how many draws of the posterior to keep.

@@ -3,9 +3,10 @@
     z ~ rate^|z| (1 − rate)^(p − |z|),    b_j ~ Normal(0, τ²),    y ~ family(intercept + X (z · b))
 
 Columns are standardized, and so is the target of a Gaussian, whose noise has a HalfNormal(1) prior. The rate is
-given, or has a uniform prior; τ is given, or one of a grid. Slopes are integrated out (`subset_evidence`): exactly for a Gaussian,
-else by Laplace's approximation. Up to 10 columns all subsets are enumerated. Above, subsets are drawn from the paired
-guide (`paired_ascent`) of several starts and weighed by p(y, z) / q(z), and twice more from the weighed answer.
+given, or has a uniform prior; τ is given, or one of a grid. Slopes are integrated out (`subset_evidence`): exactly
+for a Gaussian, else by Laplace's approximation. Up to 10 columns all subsets are enumerated. Above, subsets are drawn
+from the paired guide (`paired_ascent`) of several starts and weighed by p(y, z) / q(z), and twice more from the
+weighed answer.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from legrad.standard.subset_evidence import LIKELIHOODS, GaussianEvidence, Lapla
 
 FAMILIES = ("gaussian", *LIKELIHOODS)
 SLABS = {  # of a slab that is not given, for a standard deviation of the column: in sds, logits, logs of the mean
-    "gaussian": np.array([0.05, 0.15, 0.4, 1.0]),
+    "gaussian": np.array([0.15, 0.4, 1.0]),
     "bernoulli": np.array([0.2, 0.6, 1.8]),
-    "poisson": np.array([0.05, 0.15, 0.4, 1.0]),
+    "poisson": np.array([0.15, 0.4, 1.0]),
 }
 _ENUMERATED = 10  # columns of which all subsets are tried
 _DRAWS = 2000  # subsets of one round
