@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-growth bench-likelihoods bench-marginalize bench-mnist bench-overhead bench-single-site \
+.PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-growth bench-likelihoods bench-marginalize bench-mnist bench-overhead bench-single-site bench-sklearn \
 	bench-survival bench-data bench-torch trust clean
 
 demo: $(VENV)/.demo
@@ -58,6 +58,12 @@ bench-mnist: $(VENV)/.demo
 	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/mnist/run.py --steps 4000 --label compare
 	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/mnist/run.py --methods LeGrad --steps 100000 --label long
 	$(BIN)/python docs/mnist.py
+
+# legrad.sklearn against scikit-learn: support, log-loss, calibration; about 10 minutes. Writes docs/sklearn.md. One thread,
+# as threads only get into each other's way on matrices this small.
+bench-sklearn: $(VENV)/.demo
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python benchmarks/sklearn_table.py
+	$(BIN)/python docs/sklearn.py
 
 # Steps per second of the loop against NumPyro's, on a tiny model.
 bench-overhead: $(VENV)/.demo

@@ -2,31 +2,27 @@
 
     included_j ~ Bernoulli(prior),    slope_j ~ Normal(0, 1),    y ~ family(intercept + X (included · slope))
 
-Columns are standardized, and so is the target of a Gaussian. The guide is that of Titsias and Lázaro-Gredilla (2011):
-a slope has its own Gaussian where its column is included, and its prior where it is not.
+Columns are standardized, and so is the target of a Gaussian. `standard.spike_slab` fits it, as it does for
+`legrad.sklearn.SpikeSlabRegressor`.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.distributions import constraints
 
 import legrad
 from legrad.commands import page
-from legrad.commands.fit import count, explained, table_of
-from legrad.commands.output import DONE, DOUBTFUL, CommandError, as_json, common, folder, note, progress, say
+from legrad.commands.fit import count, table_of
+from legrad.commands.output import DONE, DOUBTFUL, CommandError, as_json, common, folder, note, say
 from legrad.commands.table import FORMATS, Table
+from legrad.standard.spike_slab import FAMILIES, SpikeSlabPosterior, fit_spike_slab
 
-FAMILIES = ("gaussian", "bernoulli", "poisson")
+_SLAB = 1.0  # the standard deviation of a slope
 _DRAWS = 4000
 _BLUE, _INK = "#2471a3", "#2c3e50"
 
@@ -65,37 +61,6 @@ def _share(text: str) -> float:
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a probability: give a number between 0 and 1")
     return value
-
-
-def model(X: Any, y: Any, family: str, prior: float) -> None:
-    """Spike-and-slab regression."""
-    intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
-    with numpyro.plate("columns", X.shape[1]):
-        included = numpyro.sample("included", dist.Bernoulli(prior))
-        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-    mean = intercept + X @ (included * slope)
-    if family == "gaussian":
-        noise = dist.Normal(mean, numpyro.sample("noise", dist.HalfNormal(1.0)))
-    else:
-        noise = dist.Bernoulli(logits=mean) if family == "bernoulli" else dist.Poisson(jnp.exp(mean))
-    with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("y", noise, obs=y)
-
-
-def guide(X: Any, y: Any, family: str, prior: float) -> None:
-    """Sample a slope together with whether its column is included."""
-    n = X.shape[1]
-    numpyro.sample("intercept", dist.Normal(numpyro.param("intercept_loc", 0.0), _positive("intercept_scale", 0.1)))
-    with numpyro.plate("columns", n):
-        included = numpyro.sample("included", dist.Bernoulli(logits=numpyro.param("logits", jnp.zeros(n))))
-        loc, scale = numpyro.param("loc", jnp.zeros(n)), _positive("scale", jnp.full(n, 0.1))
-        numpyro.sample("slope", dist.Normal(included * loc, jnp.where(included > 0, scale, 1.0)))
-    if family == "gaussian":
-        numpyro.sample("noise", dist.LogNormal(numpyro.param("noise_loc", -0.5), _positive("noise_scale", 0.1)))
-
-
-def _positive(name: str, value: Any) -> Any:
-    return numpyro.param(name, value, constraint=constraints.positive)
 
 
 def target_of(table: Table, name: str, family: str) -> tuple[np.ndarray, str, str]:
@@ -160,38 +125,31 @@ def run(given: argparse.Namespace) -> int:
     out = folder(given.out)
     if not given.json:
         say(f"{words}; {len(names)} columns, {len(y)} rows")
-    args = (X, y, family, given.prior)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", legrad.FitWarning)
-        result = explained(
-            lambda: legrad.fit(
-                model, guide, args=args, key=given.seed, stop="auto", restarts=given.restarts,
-                checkpoint=out / "checkpoint", progress=progress(given, "select"),
-            ),
-            str(given.table),
-        )  # fmt: skip
-    draws = result.sample(given.seed, _DRAWS)
-    share = 1 / (1 + np.exp(-np.asarray(result.params["logits"], float)))
-    effect = np.asarray(draws["included"]) * np.asarray(draws["slope"]) * scale + 0.0  # no minus before zero
+    found = fit_spike_slab(
+        X, y, family, rate=given.prior, slab=_SLAB, rng=np.random.default_rng(given.seed), restarts=given.restarts,
+        draws=_DRAWS,
+    )  # fmt: skip
+    share, effect = found.inclusion, found.draws * scale
+    mean = found.slopes * scale + 0.0  # no minus before zero
     rows = [
-        {"column": name, "probability": float(share[j]), "effect": float(effect[:, j].mean()),
+        {"column": name, "probability": float(share[j]), "effect": float(mean[j]),
          "5%": float(np.quantile(effect[:, j], 0.05)), "95%": float(np.quantile(effect[:, j], 0.95))}
         for j, name in enumerate(names)
     ]  # fmt: skip
     rows.sort(key=lambda row: -float(row["probability"]))  # type: ignore[arg-type]
-    found = {
+    kept = {
         "command": "select", "data": str(given.table), "target": given.target, "family": family, "prior": given.prior,
-        "status": result.status, "converged": result.converged, "ok": result.converged, "columns": rows,
+        "status": found.status, "khat": found.khat, "ok": found.trusted, "columns": rows,
         "version": legrad.__version__,
     }  # fmt: skip
-    _write(found, rows, out, result)
+    _write(kept, rows, out, found)
     if given.json:
-        print(as_json(found))
+        print(as_json(kept))
     else:
-        say(f"{result.status}\n")
+        say(f"{found.status}\n")
         say(_text(rows))
         say(f"\npage: {(out / 'index.html').resolve()}")
-    return DONE if result.converged else DOUBTFUL
+    return DONE if found.trusted else DOUBTFUL
 
 
 _HEAD = ["column", "probability", "effect of one sd", "5%", "95%"]
@@ -213,24 +171,24 @@ def _text(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _write(found: dict[str, Any], rows: list[dict[str, Any]], out: Path, result: legrad.FitResult) -> None:
-    page.write(out / "result.json", as_json(found))
+def _write(kept: dict[str, Any], rows: list[dict[str, Any]], out: Path, found: SpikeSlabPosterior) -> None:
+    page.write(out / "result.json", as_json(kept))
     page.write(
         out / "selection.csv",
         "\n".join([",".join(_HEAD), *(",".join(_quoted(cell) for cell in line) for line in _cells(rows))]) + "\n",
     )
     pictures = ""
     try:
-        figure = _plot(rows, found["target"])
+        figure = _plot(rows, kept["target"])
         figure.savefig(out / "selection.png", dpi=130)
         pictures = page.picture(figure, "the probability that each column matters, and its effect")
     except ImportError as error:
         note(f"no plots: {error}")
     likely = [row["column"] for row in rows if row["probability"] > 0.5]
-    lead = f"More likely than not, {found['target']} depends on {', '.join(likely) or 'none of the columns'}."
-    facts = [found["data"], f"{found['family']} target", f"prior probability {found['prior']:g}", result.status]
+    lead = f"More likely than not, {kept['target']} depends on {', '.join(likely) or 'none of the columns'}."
+    facts = [kept["data"], f"{kept['family']} target", f"prior probability {kept['prior']:g}", found.status]
     sections = {"Columns": pictures + page.table(_HEAD, _cells(rows))}
-    html = page.page(f"What explains {found['target']}?", lead, result.converged, facts, sections)
+    html = page.page(f"What explains {kept['target']}?", lead, found.trusted, facts, sections)
     page.write(out / "index.html", html)
 
 
