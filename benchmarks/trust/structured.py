@@ -2,10 +2,9 @@
 
     python benchmarks/trust/structured.py [--only NAMES] [--limit SECONDS]
 
-A fit is right if all means are within 0.1 posterior standard deviations and all sds within 10%; draws are corrected by
-importance resampling where k-hat is at most 0.7. Rows whose names differ in their guide alone are one problem here.
-Every fit has a process of its own, in float32, as a user's would be; seconds include compilation. Writes
-docs/results/trust_structured.json.
+A fit is right if all means are within 0.1 posterior standard deviations and all sds within 10%; draws are corrected
+by importance resampling where k-hat is at most 0.7. Every fit has a process of its own, in float32, as a user's would
+be; seconds include compilation. Writes docs/results/trust_structured.json.
 """
 
 from __future__ import annotations
