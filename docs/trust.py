@@ -19,13 +19,14 @@ plain draws elsewhere. It is *flagged* if `result.diagnose(key)` finds fault wit
 flagged is a *silent failure*. `make trust` makes this page.
 """
 POSTERIORS = """
-Twelve posteriors of posteriordb, as Stan's users wrote them: nothing is centred or scaled. The numbers are the worst
-error of a mean or a standard deviation, in posterior standard deviations, and the seconds of the fit, compilation
-included; bold is right. Every fit has a process of its own. NumPyro's guides take 20,000 steps of Adam with a rate
-of 1e-2. Pathfinder is blackjax's, one path with its default settings; *long* is the same with up to 1,000 steps of
-L-BFGS instead of 30, and a tolerance of 1e-12 instead of 1e-5. NUTS has 4 chains of 1,000 draws, one after another,
-and an error of its own from having 4,000 draws. The peers run in float64, legrad in JAX's default. Peers' draws are
-taken as they come, legrad's are corrected; seconds are those of the fit, without draws.
+Twelve posteriors of posteriordb, with their data as posteriordb has them: years, dollars and logarithms side by
+side. The numbers are the worst error of a mean or a standard deviation, in posterior standard deviations, and the
+seconds of the fit, compilation included; bold is right. Every fit has a process of its own. NumPyro's guides take
+20,000 steps of Adam with a rate of 1e-2. Pathfinder is blackjax's, one path with its default settings; *long* is the
+same with up to 1,000 steps of L-BFGS instead of 30, and a tolerance of 1e-12 instead of 1e-5. NUTS has 4 chains of
+1,000 draws, one after another, and an error of its own from having 4,000 draws. The peers run in float64, legrad in
+JAX's default. Peers' draws are taken as they come, legrad's are corrected; seconds are those of the fit, without
+draws.
 """
 USERS = """
 Models as users write them, discrete latents and all, with data simulated from known values (coal mining apart).
@@ -110,7 +111,7 @@ def _posteriors() -> list[str]:
     lines += ["", "![Worst error against seconds, for every method](images/trust_peers.png)", ""]
     if len(shared) < len(rows):
         without = ", ".join(_name(name) for name in rows if name not in shared)
-        lines += [f"No peer here can hold discrete latents: {without} has none.", ""]
+        lines += [f"These have discrete latents, which none of the peers can hold: {without}.", ""]
     return lines + _unfinished({f"{_name(n)} by {by}": r for n, row in rows.items() for by, r in row.items()})
 
 
