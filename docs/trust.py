@@ -135,6 +135,9 @@ def _users() -> list[str]:
             f"| {r['what']} | {r['by']} | {'yes' if r['right'] else 'NO'} | {near} | {_khat(r['khat'])} "
             f"| {flagged} | {r['seconds']:.0f} |"
         )
+    left = [f"- {_name(name)}, the diagnosis: {r['unfinished']}" for name, r in rows.items() if "unfinished" in r]
+    if left:
+        lines += ["", "Not finished:", "", *left]
     lines += ["", "What was done:", ""]
     lines += [f"- **{_name(name)}**: {r['method']}." for name, r in rows.items() if "failed" not in r]
     return [*lines, ""]
@@ -290,7 +293,9 @@ def _name(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _khat(k: float) -> str:
+def _khat(k: float | None) -> str:
+    if k is None:
+        return "not diagnosed"
     return f"{k:.2f}" if k > -1 else "below −1"
 
 

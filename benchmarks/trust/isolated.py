@@ -1,7 +1,8 @@
 """Runs rows of a table one at a time, each in a process of its own with a time limit, and keeps what it prints.
 
-A script that is called with `--one NAME` prints a line of JSON that begins with `ROW `. What did not finish, or
-crashed, is a row too: it says so under "failed". Every row has "others", the cores that other processes used:
+A script that is called with `--one NAME` prints lines of JSON that begin with `ROW `, of which the last counts. What
+did not finish, or crashed, is a row too: it says so under "failed", or under "unfinished" if it printed a row before.
+Every row has "others", the cores that other processes used:
 
     others = (busy time of all cores − CPU time of the row's process) / elapsed time
 """
@@ -30,12 +31,15 @@ def row(script: str, name: str, limit: float) -> dict[str, Any]:
     begun, busy, own = time.perf_counter(), _busy(), _own()
     try:
         done = subprocess.run([sys.executable, script, "--one", name], capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        found = {"failed": f"did not finish in {limit:.0f} s"}
-    else:
-        printed = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        found = json.loads(printed[-1]) if printed else {"failed": last}
+        out, wrong = done.stdout, ""
+        if done.returncode:
+            wrong = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired as error:
+        out, wrong = (error.stdout or b"").decode(), f"did not finish in {limit:.0f} s"
+    printed = [line.removeprefix(MARK) for line in out.splitlines() if line.startswith(MARK)]
+    found = json.loads(printed[-1]) if printed else {"failed": wrong}
+    if printed and wrong:
+        found["unfinished"] = wrong
     others = max(0.0, (_busy() - busy) - (_own() - own)) / (time.perf_counter() - begun)
     return found | {"others": others}
 

@@ -9,7 +9,7 @@ NUTS are kept in docs/results/trust_user_answers.json; `--answers` finds them ag
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import time
 import warnings
 from pathlib import Path
@@ -29,32 +29,29 @@ DRAWS, LIMIT = 8_000, 300.0
 VERSIONS = {module.__name__: module.__version__ for module in (legrad, jax, numpyro)}
 
 
-def fit(name: str) -> dict[str, Any]:
-    """Fit a model, and judge the fit."""
+def fit(name: str) -> None:
+    """Fit a model and judge the fit; print a row before the diagnosis, which may take longer, and one after it."""
     user = MODELS[name]()
-    kept = json.loads(ANSWERS.read_text())["rows"].get(name) if ANSWERS.exists() else None
+    kept = isolated.kept(ANSWERS, name)
     by = "exact" if name in EXACT else "NUTS, discrete latents summed by hand" if kept else "simulated truth"
     begun = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", legrad.FitWarning)
         result = legrad.fit(user.model, args=user.args, key=jax.random.key(0))
-        seconds = time.perf_counter() - begun
-        found = result.diagnose(jax.random.key(1))
-    draws = result.sample(jax.random.key(2), DRAWS)
-    plain = judge(name, user, draws, kept)
-    corrected = False
-    judged = plain
-    if found.khat <= 0.7:
-        try:
-            judged = judge(name, user, result.sample(jax.random.key(2), DRAWS, corrected=True), kept)
-            corrected = True
-        except ValueError:  # a k-hat that is on either side of 0.7 in different draws
-            pass
-    return {
-        "what": user.what, "by": by, **judged._asdict(), "plain": plain.said, "corrected": corrected,
-        "flags": found.flags, "khat": float(found.khat), "converged": bool(result.converged), "steps": result.steps,
-        "seconds": seconds, "method": result.method, "status": result.status,
+    row = {
+        "what": user.what, "by": by, "seconds": time.perf_counter() - begun, "steps": result.steps,
+        "converged": bool(result.converged), "method": result.method, "status": result.status,
     }  # fmt: skip
+    plain = judge(name, user, result.sample(jax.random.key(2), DRAWS), kept)
+    row |= {**plain._asdict(), "plain": plain.said, "corrected": False, "flags": [], "khat": None}
+    isolated.say(row)
+    found = result.diagnose(jax.random.key(1))
+    row |= {"flags": found.flags, "khat": float(found.khat)}
+    if found.khat <= 0.7:
+        with contextlib.suppress(ValueError):  # a k-hat that is on either side of 0.7 in different draws
+            draws = result.sample(jax.random.key(2), DRAWS, corrected=True)
+            row |= {**judge(name, user, draws, kept)._asdict(), "corrected": True}
+    isolated.say(row)
 
 
 def answer(name: str) -> dict[str, Any]:
@@ -74,7 +71,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         kind, name = options.one.split(":")
-        isolated.say(answer(name) if kind == "answer" else fit(name))
+        if kind == "fit":
+            fit(name)
+        else:
+            isolated.say(answer(name))
         return
     for name in options.only.split(","):
         if options.answers and name not in EXACT and MODELS[name]().summed is not None:
@@ -86,7 +86,7 @@ def main() -> None:
         row = isolated.row(__file__, f"fit:{name}", options.limit)
         isolated.keep(OUT, name, row, VERSIONS)
         said = row.get("failed") or (
-            f"{'right' if row['right'] else 'WRONG':5} {row['said']}; k-hat {row['khat']:.2f}, "
+            f"{'right' if row['right'] else 'WRONG':5} {row['said']}; k-hat {row['khat']}, "
             f"{len(row['flags'])} flags, {row['seconds']:.0f} s"
         )
         print(f"{name:15} {said}", flush=True)
