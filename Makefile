@@ -98,9 +98,14 @@ bench-torch: $(VENV)/.demo .venv-torch/.installed
 bench-data: $(VENV)/.demo
 	$(BIN)/python benchmarks/out_of_core.py
 
-# Is each fit right, or flagged? Writes docs/results/trust.json and docs/trust.md. The posteriors that fits are compared
-# with are kept in docs/results; benchmarks/trust/references.py finds them again.
-trust: $(VENV)/.dev
+# Is each fit right, or flagged? Fits without a guide on posteriordb (from LEGRAD_DATA, else the kept rows stay), users'
+# models and 15 problems, peers beside them, and fits with guides: about an hour and a half. Writes docs/results/trust*.json
+# and docs/trust.md. The posteriors that fits are compared with are kept in docs/results; benchmarks/trust/references.py and
+# `user_table.py --answers` find them again.
+trust: $(VENV)/.dev $(VENV)/.bench
+	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/trust/posteriors.py
+	$(BIN)/python benchmarks/trust/user_table.py
+	$(BIN)/python benchmarks/trust/structured.py
 	$(BIN)/python benchmarks/trust/table.py
 	$(BIN)/python docs/trust.py
 
@@ -119,7 +124,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@ $(VENV)/.demo
 
-# NumPyro's TraceEnum_ELBO needs funsor.
+# NumPyro's TraceEnum_ELBO needs funsor; Pathfinder is blackjax's.
 $(VENV)/.bench: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[experiments,bench]"
 	@touch $@
