@@ -168,3 +168,28 @@ def test_a_block_model_finds_its_blocks():
     best = [np.bincount(found[:, z == block].ravel(), minlength=k).argmax() for block in range(k)]
     assert sorted(best) == [0, 1, 2]
     assert (found == np.array(best)[z]).mean() > 0.95
+
+
+def test_observed_values_may_depend_on_latents():
+    """An ARMA model observes its residuals, which explode at some draws of the prior."""
+    noise, y = 0.2 * RNG.normal(size=120), np.zeros(120)
+    for t in range(1, 120):
+        y[t] = 0.3 + 0.5 * y[t - 1] + 0.3 * noise[t - 1] + noise[t]
+
+    def arma(y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
+        phi = numpyro.sample("phi", dist.Normal(0.0, 2.0))
+        theta = numpyro.sample("theta", dist.Normal(0.0, 4.0))
+        sigma = numpyro.sample("sigma", dist.HalfCauchy(2.5))
+
+        def step(error, pair):
+            error = pair[1] - (mu + phi * pair[0] + theta * error)
+            return error, error
+
+        first = y[0] - (mu + phi * mu)
+        _, rest = jax.lax.scan(step, first, (y[:-1], y[1:]))
+        numpyro.sample("error", dist.Normal(0.0, sigma), obs=jnp.concatenate([first[None], rest]))
+
+    result = legrad.fit(arma, args=(y,), key=0)
+    assert result.converged, result.status
+    assert abs(float(np.mean(result.sample(1, 500)["sigma"])) - noise.std()) < 0.03

@@ -23,12 +23,12 @@ from legrad.model.log_density import LogDensity
 from legrad.model.sites import over_events, sample_sites
 from legrad.model.threads import one_at_a_time
 
-_DRAWS = 4  # of the prior, to see whether a support depends on latents
+_DRAWS = 4  # of the prior, to see whether a support or a value depends on latents
 _ROUNDING = 1e-5  # how far outside a bound a value may be
 
 
 def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise if an observed value is not a number, or lies outside a support that depends on no latent.
+    """Raise if an observed value is not a number, or lies outside its support, and neither depends on a latent.
 
     Values on the edge of a support pass. So do numbers between 0 and 1 under a Bernoulli, which are often used as
     soft labels. A model that does not run here is left to the fit, which names what is wrong.
@@ -37,7 +37,8 @@ def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
         return
     trace = _observed(model, args, kwargs, 0)
     for name, site in trace.items():
-        if found := _not_numbers(name, site):
+        found = _not_numbers(name, site)
+        if found and not _varies(model, args, kwargs, name, site):
             raise ValueError(found)
         bad = _outside(site)
         if bad is not None and bad.any() and not _varies(model, args, kwargs, name, site):
@@ -139,16 +140,30 @@ def _outside(site: Mapping[str, Any]) -> np.ndarray | None:
 def _varies(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, site: Mapping[str, Any]
 ) -> bool:
-    """Whether a site's support depends on latents: whether it differs between draws of the prior."""
-    bounds = jax.tree.leaves(_support(site))
+    """Whether a site's support or its value depends on latents: whether they differ between draws of the prior."""
+    bounds = _bounds(site)
     for seed in range(1, _DRAWS):
         other = _observed(model, args, kwargs, seed).get(name)
         if other is None:
             return True
-        others = jax.tree.leaves(_support(other))
-        if len(others) != len(bounds) or not all(map(np.array_equal, bounds, others)):
+        others = _bounds(other)
+        if len(others) != len(bounds) or not all(map(_same, bounds, others)):
             return True
     return False
+
+
+def _bounds(site: Mapping[str, Any]) -> list[Any]:
+    """Return the numbers of a site's support, and its value."""
+    try:
+        support = jax.tree.leaves(_support(site))
+    except NotImplementedError:
+        support = []
+    return [*support, site["value"]]
+
+
+def _same(a: Any, b: Any) -> bool:
+    a, b = np.asarray(a), np.asarray(b)
+    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f" and b.dtype.kind == "f")
 
 
 def _more(bad: np.ndarray) -> str:
