@@ -59,11 +59,11 @@ bench-mnist: $(VENV)/.demo
 	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/mnist/run.py --methods LeGrad --steps 100000 --label long
 	$(BIN)/python docs/mnist.py
 
-# legrad.sklearn against scikit-learn: support, log-loss, calibration; about 10 minutes. Writes docs/sklearn.md. One thread,
-# as threads only get into each other's way on matrices this small.
+# legrad.sklearn against scikit-learn: support, log-loss, calibration; about 10 minutes. Writes docs/scikit_learn.md. One
+# thread, as threads only get into each other's way on matrices this small.
 bench-sklearn: $(VENV)/.demo
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python benchmarks/sklearn_table.py
-	$(BIN)/python docs/sklearn.py
+	$(BIN)/python docs/scikit_learn.py
 
 # Steps per second of the loop against NumPyro's, on a tiny model.
 bench-overhead: $(VENV)/.demo

@@ -26,6 +26,8 @@ AREAS = {
     "marginal": "Discrete latents that are summed out",
     "distributions": "Distributions",
     "singlesite": "One-element changes",
+    "sklearn": "Estimators for scikit-learn",
+    "standard": "Standard models",
     "commands": "The command line",
     "": "Everywhere",
 }

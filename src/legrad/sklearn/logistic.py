@@ -25,7 +25,7 @@ class BayesianLogisticRegression(ClassifierMixin, BaseEstimator):
 
     Args:
         prior_scale: the standard deviation of the coefficients' prior, for standardized columns; "auto" to average
-            over a grid from 0.03 to 6.
+            over a grid from 0.03 to 30.
         n_draws: how many draws of the posterior to keep.
         random_state: a seed, a `RandomState`, or None.
 
@@ -42,10 +42,10 @@ class BayesianLogisticRegression(ClassifierMixin, BaseEstimator):
         status_: a sentence that says what was done.
 
     Example:
-        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.datasets import load_breast_cancer
         >>> from legrad.sklearn import BayesianLogisticRegression
-        >>> A, species = load_iris(return_X_y=True)
-        >>> classifier = BayesianLogisticRegression(random_state=0).fit(A, species)
+        >>> A, benign = load_breast_cancer(return_X_y=True)
+        >>> classifier = BayesianLogisticRegression(random_state=0).fit(A, benign)
         >>> classifier.predict(A[:2])
         array([0, 0])
         >>> probability, std = classifier.predict_proba(A, return_std=True)

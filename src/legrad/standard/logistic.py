@@ -1,6 +1,6 @@
 """Bayesian logistic regression: a Gaussian with full covariance for each scale of the prior, averaged over scales.
 
-    τ ~ HalfNormal(2),   w ~ Normal(0, τ²),   intercepts ~ Normal(0, 10²),   y ~ Categorical(softmax(intercept + X w))
+    log τ ~ Uniform,   w ~ Normal(0, τ²),   intercepts ~ Normal(0, 10²),   y ~ Categorical(softmax(intercept + X w))
 
 Two classes have one row of coefficients, more have one row each. A row of data sees the Gaussian q(w) = Normal(m, Σ)
 only through its own linear predictors η_n, which have as many dimensions as there are rows of coefficients: so
@@ -24,7 +24,7 @@ from scipy.special import expit, gammaln, logsumexp, softmax
 from legrad.diagnostics.psis import LIMIT, smoothed_weights
 from legrad.fitting.fixed_draws import Gaussian, moment_matched
 
-SCALES = np.geomspace(0.03, 6.0, 9)  # of a prior whose scale is not given, for columns of standard deviation one
+SCALES = np.geomspace(0.03, 30.0, 10)  # of a prior whose scale is not given, for columns of standard deviation one
 _FLAT = 10.0  # the standard deviation of an intercept's prior
 _WEIGHED = 80  # coefficients up to which draws are weighed
 _POINTS = 64  # of the quadrature with more than two classes; a power of two
@@ -35,7 +35,6 @@ _MUCH_WORSE = 15.0  # nats: where scales are this much worse than a smaller one,
 _COUNTS = 0.02  # the least probability of a scale that is kept
 _NUMBERS = 4_000_000  # numbers of one batch
 _TAILS = 5.0  # degrees of freedom of the draws with heavy tails
-_PRIOR = 2.0  # the scale of the prior of τ
 
 
 @dataclass(frozen=True)
@@ -171,20 +170,18 @@ def fit_logistic(
         rng: the random generator.
     """
     scales = SCALES if scale is None else np.array([scale])
-    prior = np.log(scales) - 0.5 * (scales / _PRIOR) ** 2  # on the logarithm of the scale
-    prior -= logsumexp(prior)
     size = (1 if classes == 2 else classes) * (X.shape[1] + 1)
     q = Gaussian(np.zeros(size), 0.1 * min(1.0, float(scales[0])) * np.eye(size))
     fits: list[tuple[SoftmaxDensity, Gaussian]] = []
     joint: list[float] = []
-    for one, log_prior in zip(scales, prior, strict=True):
+    for one in scales:
         density = SoftmaxDensity(X, y, classes, float(one))
         elbo, q = best_gaussian(density, q)
         fits.append((density, q))
-        joint.append(elbo + float(log_prior))
+        joint.append(elbo - math.log(len(scales)))
         if joint[-1] < max(joint) - _MUCH_WORSE:
             break
-    scales, evidence = scales[: len(joint)], float(logsumexp(joint))
+    tried, evidence = scales[: len(joint)], float(logsumexp(joint))
     share = np.exp(np.array(joint) - evidence)
     counted = np.flatnonzero(share >= _COUNTS)
     numbers = rng.multinomial(draws, share[counted] / share[counted].sum())
@@ -201,7 +198,7 @@ def fit_logistic(
     worst = max(khats, default=math.nan)
     how = "draws of the best Gaussians" if not khats else f"weighed draws, whose k-hat is {worst:.2f}"
     status = f"{size} coefficients, {len(counted)} of {len(scales)} prior scales: {how}"
-    return LogisticPosterior(each[..., 1:], each[..., 0], float(share @ scales), evidence, worst, status)
+    return LogisticPosterior(each[..., 1:], each[..., 0], float(share @ tried), evidence, worst, status)
 
 
 def _weighed(density: SoftmaxDensity, q: Gaussian, number: int, rng: np.random.Generator) -> tuple[np.ndarray, float]:
