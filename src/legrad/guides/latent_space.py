@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import constraints
@@ -122,7 +123,8 @@ class LatentSpace:
         for x in (self.start, self.start + 0.5):
             values = {name: z for name, (z, _) in self.place(jnp.asarray(x), args, kwargs).items()}
             given = handlers.substitute(data=values)
-            with one_at_a_time, handlers.trace() as trace, handlers.seed(rng_seed=0), given:
+            anywhere = numpyro.validation_enabled(False)
+            with one_at_a_time, anywhere, handlers.trace() as trace, handlers.seed(rng_seed=0), given:
                 self.model(*args, **kwargs)
             fns = {name: unwrap(trace[name]["fn"]).bare for name in self.parts}
             scales.append({n: fn.scale for n, fn in fns.items() if {"loc", "scale"} <= set(fn.arg_constraints)})
