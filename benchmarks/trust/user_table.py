@@ -34,13 +34,13 @@ def fit(name: str) -> None:
     user = MODELS[name]()
     kept = isolated.kept(ANSWERS, name)
     by = "exact" if name in EXACT else "NUTS, discrete latents summed by hand" if kept else "simulated truth"
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", legrad.FitWarning)
         result = legrad.fit(user.model, args=user.args, key=jax.random.key(0))
     row = {
-        "what": user.what, "by": by, "seconds": time.perf_counter() - begun, "steps": result.steps,
-        "converged": bool(result.converged), "method": result.method, "status": result.status,
+        "what": user.what, "by": by, "seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu,
+        "steps": result.steps, "converged": bool(result.converged), "method": result.method, "status": result.status,
     }  # fmt: skip
     plain = judge(name, user, result.sample(jax.random.key(2), DRAWS), kept)
     row |= {**plain._asdict(), "plain": plain.said, "corrected": False, "flags": [], "khat": None}
