@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fit the problems of the trust table without a guide.")
     parser.add_argument("--one", help="print the row of this problem")
     parser.add_argument("--only", default=",".join(PROBLEMS), help="names of problems, with commas")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a fit with its diagnosis")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="CPU seconds for a fit with its diagnosis")
     options = parser.parse_args()
     if options.one:
         isolated.say(fit(options.one))

@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the rows of users' models of docs/trust.md.")
     parser.add_argument("--one", help="print the row of this model")
     parser.add_argument("--only", default=",".join(MODELS), help="names of models, with commas")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a fit with its diagnosis")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="CPU seconds for a fit with its diagnosis")
     parser.add_argument("--answers", action="store_true", help="find the answers of NUTS first")
     options = parser.parse_args()
     if options.one:
