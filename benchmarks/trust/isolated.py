@@ -1,4 +1,4 @@
-"""Runs rows of a table one at a time, each in a process of its own with a time limit, and keeps what it prints.
+"""Runs rows of a table one at a time, each in a process of its own with limited CPU time, and keeps what it prints.
 
 A script that is called with `--one NAME` prints lines of JSON that begin with `ROW `, of which the last counts. What
 did not finish, or crashed, is a row too: it says so under "failed", or under "unfinished" if it printed a row before.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "ROW "
+PATIENCE = 4  # times the limit, on the clock: a busy machine may give a process little of its time
 
 
 def say(row: dict[str, Any]) -> None:
@@ -27,15 +29,22 @@ def say(row: dict[str, Any]) -> None:
 
 
 def row(script: str, name: str, limit: float) -> dict[str, Any]:
-    """The row that the script prints for a name, or what went wrong."""
+    """The row that the script prints for a name, or what went wrong; the limit is in CPU seconds, of all cores."""
     begun, busy, own = time.perf_counter(), _busy(), _own()
+    command = [sys.executable, script, "--one", name]
+    most = int(limit), int(limit) + 5
     try:
-        done = subprocess.run([sys.executable, script, "--one", name], capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE * limit,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, most),
+        )  # fmt: skip
         out, wrong = done.stdout, ""
-        if done.returncode:
+        if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+            wrong = f"did not finish in {limit:.0f} s of CPU"
+        elif done.returncode:
             wrong = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     except subprocess.TimeoutExpired as error:
-        out, wrong = (error.stdout or b"").decode(), f"did not finish in {limit:.0f} s"
+        out, wrong = (error.stdout or b"").decode(), f"did not finish in {PATIENCE * limit:.0f} s"
     printed = [line.removeprefix(MARK) for line in out.splitlines() if line.startswith(MARK)]
     found = json.loads(printed[-1]) if printed else {"failed": wrong}
     if printed and wrong:

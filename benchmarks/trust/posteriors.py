@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--one", help="print the row of this posterior and method, with a colon between them")
     parser.add_argument("--only", help="names of posteriors, with commas")
     parser.add_argument("--methods", default=";".join(METHODS), help="methods, with semicolons; the others stay")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a fit")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="CPU seconds for a fit")
     options = parser.parse_args()
     if posteriordb.folder() is None:
         print("posteriordb skipped, its rows in docs/results stay: LEGRAD_DATA has no posteriordb/models.py")

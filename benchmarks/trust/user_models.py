@@ -153,7 +153,7 @@ def _hmm(form: str, model: Callable[..., Any], n: int) -> UserModel:
     return UserModel(what, model, args, _hmm_quantities, _hmm_summed, planted)
 
 
-def hmm_loop(n: int = 100) -> UserModel:
+def hmm_loop(n: int = 50) -> UserModel:
     return _hmm("written as a loop of sites", _hmm_loop, n)
 
 

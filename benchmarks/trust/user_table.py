@@ -34,13 +34,13 @@ def fit(name: str) -> None:
     user = MODELS[name]()
     kept = isolated.kept(ANSWERS, name)
     by = "exact" if name in EXACT else "NUTS, discrete latents summed by hand" if kept else "simulated truth"
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", legrad.FitWarning)
         result = legrad.fit(user.model, args=user.args, key=jax.random.key(0))
     row = {
-        "what": user.what, "by": by, "seconds": time.perf_counter() - begun, "steps": result.steps,
-        "converged": bool(result.converged), "method": result.method, "status": result.status,
+        "what": user.what, "by": by, "seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu,
+        "steps": result.steps, "converged": bool(result.converged), "method": result.method, "status": result.status,
     }  # fmt: skip
     plain = judge(name, user, result.sample(jax.random.key(2), DRAWS), kept)
     row |= {**plain._asdict(), "plain": plain.said, "corrected": False, "flags": [], "khat": None}
@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the rows of users' models of docs/trust.md.")
     parser.add_argument("--one", help="print the row of this model")
     parser.add_argument("--only", default=",".join(MODELS), help="names of models, with commas")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a fit with its diagnosis")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="CPU seconds for a fit with its diagnosis")
     parser.add_argument("--answers", action="store_true", help="find the answers of NUTS first")
     options = parser.parse_args()
     if options.one:
