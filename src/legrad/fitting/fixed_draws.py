@@ -79,8 +79,8 @@ class FixedDraws:
         n = len(e)
         return value / n + q.entropy, g_loc / n, g_tril / n
 
-    def climb(self, q: Gaussian, e: np.ndarray, limit: int, diagonal: bool = False) -> tuple[Gaussian, bool]:
-        """Maximize the ELBO with fixed draws from q; return the best Gaussian, and whether it is an optimum.
+    def climb(self, q: Gaussian, e: np.ndarray, limit: int, diagonal: bool = False) -> Gaussian:
+        """Maximize the ELBO with fixed draws from q; return the best Gaussian that was met.
 
         Args:
             q: where to start; its coordinates are the whitened ones.
@@ -114,8 +114,8 @@ class FixedDraws:
         bounds = [(None, None)] * size + [(SMALLEST, None) if d else (None, None) for d in on_diagonal]
         options = {"maxfun": limit, "maxiter": limit, "gtol": _TOLERANCE, "ftol": 1e-13, "maxcor": 20}
         with np.errstate(all="ignore"):
-            done = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        return best[1], bool(done.success and math.isfinite(best[0]))
+            minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        return best[1]
 
     def error(self, q: Gaussian, e: np.ndarray) -> float:
         """Return how far fresh draws would move the optimum: the largest shift of mean or sd, in standard deviations.

@@ -291,7 +291,7 @@ class FitResult:
             coords: names of the members of a plate, by the plate's name; an axis without a plate is "site_dim_0".
 
         Example:
-            >>> print(result.summary(0, coords={"features": ["age", "income"]}))
+            >>> print(result.summary(0, quantiles=(0.1, 0.9)))
             >>> result.summary(0).to_pandas()
         """
         whole = self.with_args(*self.problem.args, **self.problem.kwargs)

@@ -226,18 +226,18 @@ class Solver:
         work = 0
         while True:
             before, number = climber.gradients, len(draws)
-            q, ended = climber.climb(q, draws, max(10, min(_CLIMB, (_WORK - work) // number)), diagonal)
+            q = climber.climb(q, draws, max(10, min(_CLIMB, (_WORK - work) // number)), diagonal)
             work += number * (climber.gradients - before)
             error = climber.error(q, moment_matched(number, density.size, self.seed + number))
             late = time.perf_counter() > self.deadline or 2 * work > _WORK
-            if (ended and error <= _CONFIRMED) or 2 * number > _MOST_DRAWS or late:
+            if error <= _CONFIRMED or 2 * number > _MOST_DRAWS or late:
                 break
             draws = moment_matched(2 * number, density.size, self.seed + 1 + number)
         found = reweigh(density, q, self.seed)
         return Attempt(
             guide=guide,
             q=q,
-            converged=ended and error <= _CONFIRMED,
+            converged=error <= _CONFIRMED,
             error=error,
             draws=number,
             elbo=found.elbo,
