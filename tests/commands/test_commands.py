@@ -65,6 +65,7 @@ def said(capsys, *words):
     return code, both.out, both.err
 
 
+@pytest.mark.long
 def test_fit_writes_everything(here, capsys):
     code, out, _ = said(capsys, "fit", "models.py:line", "--data", "t.csv", "--out", "o")
     assert code in (0, 3)

@@ -84,6 +84,7 @@ def test_the_stochastic_loop_fits_mixed_latents(estimator):
     assert np.isfinite(result.elbo_estimate(jax.random.key(2), 200).elbo)
 
 
+@pytest.mark.long
 def test_subsampled_plates_use_the_loop():
     result = legrad.fit(plated, args=(np.ones(3), 3), key=jax.random.key(0), steps=100, progress=False)
     assert not result.how

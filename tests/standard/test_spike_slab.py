@@ -125,6 +125,7 @@ def test_counts_find_their_column():
     np.testing.assert_allclose(found.slopes[2], 0.8, atol=0.2)
 
 
+@pytest.mark.long
 def test_the_guide_is_where_the_gradient_of_local_expectations_vanishes():
     """The fixed point of the coordinate ascent is an optimum of the ELBO of model and guide as NumPyro programs."""
     X, y = data(n=30, p=3, copies=0.5)

@@ -329,7 +329,7 @@ class FitResult:
             For each observed site an array with a leading axis of draws.
 
         Example:
-            >>> y = result.predict(0, X_new)["y"]  # for a model (X, y)
+            >>> y = result.predict(0, X)["y"]  # X: new rows, for a model (X, y)
             >>> y.mean(0), jnp.quantile(y, jnp.array([0.05, 0.95]), axis=0)
         """
         of_draws, of_sites = jax.random.split(as_key(key))
