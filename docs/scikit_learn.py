@@ -115,7 +115,8 @@ def page() -> str:
             name = f"{row['name']}, {row['rows']} × {row['columns']}, {row['classes']} classes"
             rows.append([name if method == "legrad" else "", method, loss[method], error[method], seconds[method]])
     lines += _table(["data", "method", "log-loss", "calibration error", "seconds"], rows)
-    lines += [_fill(_verdict(kept)), "", "## Predictions of regressions", "", _fill(PREDICTIONS), ""]
+    note = [kept["note"], ""] if "note" in kept else []
+    lines += [_fill(_verdict(kept)), "", *note, "## Predictions of regressions", "", _fill(PREDICTIONS), ""]
     names = list(kept["predictions"][0]["r2"])
     rows = []
     for row in kept["predictions"]:
