@@ -8,6 +8,7 @@ something is wrong. Beside it: seconds of NumPyro's AutoMultivariateNormal with 
 """
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -31,10 +32,11 @@ def folder() -> Path | None:
 
 def load():
     """The module of models, data and references."""
-    sys.path.insert(0, str(folder()))
-    import models
-
-    return models
+    spec = importlib.util.spec_from_file_location("posteriordb_models", folder() / "models.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def errors(models, posterior, draws) -> tuple[float, float]:
