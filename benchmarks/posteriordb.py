@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import warnings
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -30,12 +31,15 @@ def folder() -> Path | None:
     return found if found is not None and (found / "models.py").exists() else None
 
 
+@cache
 def load():
     """The module of models, data and references."""
     spec = importlib.util.spec_from_file_location("posteriordb_models", folder() / "models.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the module leaves closing its files to Python
+        spec.loader.exec_module(module)
     return module
 
 
