@@ -49,7 +49,8 @@ not wholly independent of that choice."""
 SHUFFLED = """To each public data set a shuffled copy of every column is added. The copies do not matter, so a method
 should take none; how many of the real columns matter is not known."""
 PROBABILITIES = """Held out by 5 folds. The prior over scales was changed after these held-out results had been
-seen, so a new measurement on the same data sets will not be an independent one. The rival is scikit-learn's logistic regression of standardized columns with
+seen, so a new measurement on the same data sets will not be an independent one. The rival is
+scikit-learn's logistic regression of standardized columns with
 the C that has the best log-loss of 13, by cross-validation inside each training fold. Calibration is the expected
 error of the probabilities of all classes, in ten bins of equal counts. Seconds are those of one fit, the search for C
 included, on one thread of a shared machine."""
