@@ -17,6 +17,7 @@ from legrad.guides.structured import Structured
 from legrad.marginal.marginalize import Marginal, marginalize
 from legrad.model.log_density import log_density
 from legrad.model.messages import FitWarning
+from legrad.natural.gradient import natural_gradient
 from legrad.singlesite import single_site, single_site_differences
 
 __version__ = "0.1.0"
@@ -44,6 +45,7 @@ __all__ = [
     "load",
     "log_density",
     "marginalize",
+    "natural_gradient",
     "quadrature_error",
     "single_site",
     "single_site_differences",

@@ -1,0 +1,1 @@
+"""Natural gradients: the Fisher information of a guide, and optimizers that use it."""
