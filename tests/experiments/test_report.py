@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from browser import check_page
-from legrad.experiments import report, style
+from legrad.experiments import report, style, symbols
 from legrad.experiments.section import Claim, Picture, Section, Table
 
 matplotlib = pytest.importorskip("matplotlib", reason="the report needs matplotlib")
@@ -48,10 +48,11 @@ def sections():
     one = Section(
         name="gaussian",
         title="Gaussian <em> & co",
+        headline="It has\n less noise.",
         text="First.\n\nSecond\nwith a line.\n \n\nThird: " + AWKWARD,
         claims=[
             Claim("G1", AWKWARD, "0.1 < 0.2 & more " + AWKWARD, np.True_, "legrad reproduce gaussian --out 'a b'"),
-            Claim("G2", "b", "m", jnp.array(False), "legrad reproduce gaussian"),
+            Claim("G2", "b", "m", jnp.array(False), "legrad reproduce gaussian", short="b", number="mu_1 < -1"),
         ],
         pictures=[
             Picture("variance", AWKWARD, draw),
@@ -103,7 +104,7 @@ def test_results(written):
     found = results(written)
     assert [c["id"] for c in found["claims"]] == ["G1", "G2", "S1"]
     assert [c["holds"] for c in found["claims"]] == [True, False, None]
-    assert list(found["claims"][0]) == ["id", "claim", "measured", "holds", "command"]
+    assert list(found["claims"][0]) == ["id", "claim", "measured", "holds", "command", "ours", "short", "number"]
     assert found["claims"][0]["claim"] == AWKWARD
     nested = {"path": "~/data", "values": [0.5, "inf"]}
     expected = {"steps": 3, "rate": 1e-3, "bad": "nan", "array": [0.0, 1.0, 2.0], "nested": nested}
@@ -138,7 +139,9 @@ def test_the_page_needs_nothing_else(written):
 
 def test_the_page_says_it(written):
     page = Page(written.read_text(encoding="utf-8"))
-    assert "1 of 3 claims holds; 1 does not; 1 was not measured at this size." in page.text
+    assert "1 of the 3 claims of the paper was reproduced; 1 was not measured at this size." in page.text
+    assert "Not reproduced: “b”" in page.text
+    assert "It has less noise." in page.text
     assert "3 min 12 s" in page.text
     assert "This is the quick size" in page.text
     assert "path: ~/data; values: 0.5, inf" in page.text
@@ -170,9 +173,12 @@ def test_a_full_run_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("verdicts", "words"),
     [
-        ([True] * 12, "12 of 12 claims hold"),
-        ([True, True, False, False, None, None], "2 of 6 claims hold; 2 do not; 2 were not measured at this size"),
-        ([None], "0 of 1 claim hold; 1 was not measured at this size"),
+        ([True] * 12, "All 12 claims of the paper were reproduced"),
+        (
+            [True, True, False, False, None, None],
+            "2 of the 6 claims of the paper were reproduced; 2 were not measured at this size",
+        ),
+        ([None], "The paper's claim was not measured at this size"),
     ],
 )
 def test_the_summary_is_a_sentence(verdicts, words):
@@ -291,5 +297,38 @@ def test_what_the_paper_does_not_say_is_counted_apart():
     assert claims[2].claim == "Not in the paper: it is so"
     assert (
         report.summary(claims)
-        == "1 of 2 claims of the paper holds; 1 does not. 0 of 1 statement of ours hold; 1 does not"
+        == "1 of the 2 claims of the paper was reproduced. Answers to 1 question that the paper leaves open: 1 no"
     )
+    assert report.missed(claims) == ["it is so"]
+
+
+def test_pictures_come_first_and_prose_is_folded(written):
+    """The first figure of a section, then the claims, and what is long behind a fold."""
+    text = written.read_text(encoding="utf-8")
+    figure, claims, more = (text.index(mark) for mark in ('id="figure-1"', 'id="claims"', 'id="more"'))
+    assert figure < claims < more < text.index('id="figure-2"')
+    outside = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
+    assert "Measured:" in text
+    assert not any(word in outside for word in ("Measured:", 'id="table-1"', "Settings"))
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("log l_i² of mu_1", "log <var>ℓ</var><sub><var>i</var></sub>² of <var>μ</var><sub>1</sub>"),
+        ("1/Λ_ii to 7.2e-05%", '1/<var class="upright">Λ</var><sub><var>ii</var></sub> to 7.2 × 10<sup>−5</sup>%'),
+        ("n(K−1)+1, 2K − 1", "<var>n</var>(<var>K</var>−1)+1, 2<var>K</var> − 1"),
+        ("from -329 to 10^7", "from −329 to 10<sup>7</sup>"),
+        ("LeGrad's q <b>", "LeGrad&#x27;s <var>q</var> &lt;b&gt;"),
+        ("full, p.m., l.txt, --layers 6, 5-10, a/f", "full, p.m., l.txt, --layers 6, 5-10, a/f"),
+    ],
+)
+def test_symbols_are_typeset(text, html):
+    assert symbols.typeset(text) == html
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.0, "0"), (1460.4, "1,460"), (-97.44, "−97.4"), (0.0172, "0.0172"), (2e-7, "2e-07")]
+)
+def test_numbers_are_written_out(value, words):
+    assert symbols.number(value) == words

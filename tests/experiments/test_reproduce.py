@@ -47,9 +47,7 @@ def tiny(monkeypatch, digits):
     monkeypatch.setattr(
         logistic, "QUICK", replace(logistic.QUICK, samples=50, steps=40, ldgrad_steps=30, kept=(0, 20, 39), draws=20)
     )
-    small = replace(
-        sbn.QUICK, digits_per_class=3, batch=10, seconds=0.1, seeds=1, early=1, most_steps=9, variance_draws=4
-    )
+    small = replace(sbn.QUICK, digits_per_class=3, batch=10, steps=(9, 12, 0, 9), seeds=1, early=1, variance_draws=4)
     monkeypatch.setattr(sbn, "QUICK", small)
     monkeypatch.setattr(datasets, "mnist", lambda data, embedded: digits)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from legrad.experiments.symbols import typeset
+
 WIDTHS = {"phone": (390, 844), "desktop": (1280, 900)}
 VERDICTS = {True: "holds", False: "does not hold", None: "not measured"}
+ANSWERS = {True: "yes", False: "no", None: "not measured"}
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -21,15 +26,21 @@ ARGUMENTS = [
 ]
 
 LOOK = """() => {
+  const folded = document.querySelectorAll("details[open]").length === 0;
+  const closed = document.documentElement.scrollWidth;
+  document.querySelectorAll("details").forEach(d => { d.open = true; });
   const text = e => e.innerText.replace(/\\s+/g, " ").trim();
   const sized = [...document.body.querySelectorAll("*")].filter(
-    e => e.offsetParent && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()));
+    e => e.offsetParent && !e.closest("sub, sup") && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()));
   return {
     background: getComputedStyle(document.body).backgroundColor,
     ink: getComputedStyle(document.body).color,
-    width: document.documentElement.scrollWidth,
+    folded,
+    width: Math.max(closed, document.documentElement.scrollWidth),
     small: sized.filter(e => parseFloat(getComputedStyle(e).fontSize) < 15).map(e => e.outerHTML.slice(0, 80)),
-    claims: [...document.querySelectorAll("table.claims tr.claim")].map(r => [...r.cells].map(text)),
+    claims: Object.fromEntries([...document.querySelectorAll("table.claims tr.claim")].map(r => [
+      r.id.replace("claim-", ""),
+      ["summary", ".says", ".measured", ".command", "td.number", "td.judged"].map(c => text(r.querySelector(c)))])),
     images: [...document.images].map(i => ({
       loaded: i.complete && i.naturalWidth > 0, seen: i.offsetWidth > 100, alt: i.alt, current: i.currentSrc,
       light: i.src, dark: i.parentElement.querySelector("source").srcset})),
@@ -87,15 +98,27 @@ def check_page(path: Path, claims: list[dict[str, Any]], shots: Path | None = No
         assert backgrounds[device, "light"] != backgrounds[device, "dark"], f"{device}: dark looks like light"
 
 
+def _plain(text: str) -> str:
+    """What is read of a text whose symbols are typeset."""
+    return " ".join(unescape(re.sub("<[^>]*>", "", typeset(text))).split())
+
+
 def _check_view(seen: dict[str, Any], claims: list[dict[str, Any]], width: int, scheme: str, where: str) -> None:
     assert seen["width"] <= width, f"{where}: the page is {seen['width']} px wide and scrolls sideways"
     assert not seen["small"], f"{where}: text below 15 px: {seen['small']}"
     assert len(seen["claims"]) == len(claims), where
-    for claim, cells in zip(claims, seen["claims"], strict=True):
-        symbol, _, verdict = cells[3].partition(" ")
-        expected = [claim["id"], claim["claim"], claim["measured"], VERDICTS[claim["holds"]], claim["command"]]
-        assert [*cells[:3], verdict, cells[4]] == [" ".join(text.split()) for text in expected], where
+    assert seen["folded"], f"{where}: the page opens with prose unfolded"
+    for claim in claims:
+        *cells, judged = seen["claims"][claim["id"]]
+        symbol, _, verdict = judged.partition(" ")
+        assert verdict == (ANSWERS if claim["ours"] else VERDICTS)[claim["holds"]], where
         assert len(symbol) == 1, f"{where}: {claim['id']} has no symbol"
+        expected = [
+            claim["short"] or claim["claim"],
+            *(claim[name] for name in ("claim", "measured", "command", "number")),
+        ]
+        for cell, text in zip(cells, expected, strict=True):
+            assert cell.endswith(_plain(text)), f"{where}: {claim['id']} says {cell!r}, not {text!r}"
     for image in seen["images"]:
         assert image["loaded"], f"{where}: {image['alt']} is not shown"
         assert image["seen"], f"{where}: {image['alt']} is too small to see"

@@ -14,6 +14,7 @@ from legrad.experiments.record import window_variance
 from legrad.experiments.section import Table
 from legrad.experiments.stages import Arrays
 from legrad.experiments.style import COLOURS, LINES
+from legrad.experiments.symbols import number
 
 BOUND = """The stochastic value of the lower bound (over the samples that a step takes anyway; smoothed lines over the
 raw values), by step as in the paper, and by wall time, which the paper does not show. Compiling is left out."""
@@ -57,13 +58,21 @@ def log_axis(axes: Axes, decades: float = 8.0) -> None:
         axes.text(0.03, 0.04 + 0.08 * i, text, transform=axes.transAxes, color=COLOURS[estimator(name)], fontsize=9)
 
 
+def legend_above(figure: Figure, *panels: Axes) -> None:
+    """One legend for all panels, above them: off the data. Each label stands once."""
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    figure.legend(list(entries.values()), list(entries), loc="outside upper left", ncols=len(entries), frameon=False)
+
+
 def windows(axes: Axes, runs: Mapping[str, Arrays]) -> None:
     """The paper's measure by step; the trajectories have labels that begin with the method."""
     for label, run in runs.items():
         window = window_variance(run["gradient"])
         line(axes, np.arange(len(window)) + 10, np.maximum(window, 1e-30), label, label)
-    axes.set(xlabel="step", ylabel="variance of mu_1's gradient\nin a window of ten steps")
-    axes.legend(loc="upper right")
+    axes.set(xlabel="step", ylabel="variance of the gradient of $\\mu_1$\nin a window of ten steps")
 
 
 def fixed(s: Any, methods: Sequence[str], mu: Arrays, log_l: Arrays, decades: float = 8.0) -> Figure:
@@ -77,13 +86,19 @@ def fixed(s: Any, methods: Sequence[str], mu: Arrays, log_l: Arrays, decades: fl
         decades: how far below the largest the pictures end.
     """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, variance, title in zip(figure.subplots(1, 2), (mu, log_l), ("mu", "log l"), strict=True):
+    panels = figure.subplots(1, 2)
+    for axes, variance, title in zip(panels, (mu, log_l), (r"$\mu$", r"$\log\,\ell$"), strict=True):
         for name in methods:
-            band(axes, s.kept, variance[name], name, f"LdGrad, S = {s.samples:,}" if name == "LdGrad" else name)
-        axes.set(xlabel="step of LeGrad's fit", title=title, ylabel="variance at fixed parameters")
+            band(axes, s.kept, variance[name], name, f"LdGrad, {samples(s.samples)}" if name == "LdGrad" else name)
+        axes.set(xlabel="step of LeGrad's fit", title=f"gradient of {title}", ylabel="variance at fixed parameters")
         log_axis(axes, decades)
-        axes.legend(loc="upper right")
+    legend_above(figure, *panels)
     return figure
+
+
+def samples(count: int) -> str:
+    """The number of samples as a figure names it."""
+    return f"$S$ = {count:,}"
 
 
 def smooth(y: np.ndarray, width: int) -> np.ndarray:
@@ -111,18 +126,21 @@ def bounds(runs: Mapping[str, Arrays]) -> Figure:
     by_step.set(xlabel="step", ylabel="lower bound", title="by step")
     by_step.set_ylim(floor - 0.4 * (top - floor), top + 0.05 * (top - floor))
     by_time.set(xlabel="seconds", title="by wall time", xscale="log")
-    by_step.legend(loc="lower right")
+    legend_above(figure, by_step)
     return figure
 
 
 def efficiencies(table: Table) -> Figure:
     """The last column of a table of efficiencies, as bars."""
-    rows = [(row[0], float(row[-1])) for row in table.rows if row[-1] != "no noise"][::-1]
+    rows = [(row[0], float(row[-1].replace(",", ""))) for row in table.rows if row[-1] != "no noise"][::-1]
+    written = [row[-1] for row in table.rows if row[-1] != "no noise"][::-1]
     figure = Figure(figsize=(7, 0.7 + 0.38 * len(rows)), layout="constrained")
     axes = figure.subplots()
     bars = axes.barh([n for n, _ in rows], [v for _, v in rows], color=[COLOURS[estimator(n)] for n, _ in rows])
-    axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
-    axes.set(xscale="log", xlabel=table.header[-1])
+    axes.bar_label(bars, labels=written, padding=3, fontsize=8)
+    axes.set(xscale="log", xlabel="worth per second: 1/(variance × seconds)")
+    axes.set_yticks(range(len(rows)), [name.replace("log q inside f", r"$\log\,q$ inside $f$") for name, _ in rows])
+    axes.grid(axis="y", visible=False)
     axes.margins(x=0.12)
     return figure
 
@@ -143,16 +161,16 @@ def efficiency_row(name: str, mu: float, log_l: float, seconds: float) -> tuple[
     """A row of the table of variance, time and 1/(variance × time)."""
     return (
         name,
-        f"{mu:.3g}",
-        f"{log_l:.3g}" if log_l > 1e-9 else "0 (exact)",
-        f"{seconds:.3g}",
+        number(mu),
+        number(log_l) if log_l > 1e-9 else "0 (exact)",
+        number(seconds),
         efficiency(mu, seconds),
     )
 
 
 def efficiency(variance: float, seconds: float) -> str:
     """1/(variance × seconds), in words where there is no variance."""
-    return f"{1 / (variance * seconds):.3g}" if variance > 1e-12 else "no noise"
+    return number(1 / (variance * seconds)) if variance > 1e-12 else "no noise"
 
 
 def first_step(elbo: np.ndarray, target: float, width: int = 10) -> int:

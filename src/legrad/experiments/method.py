@@ -184,6 +184,8 @@ def claims(s: Settings, results: Results, command: str) -> list[Claim]:
             errors for mu; for log l no noise, and a relative error of {error_l:.0e}, which is float32 rounding""",
             z < 5 and z_mu < 5 and error_l < 1e-4,
             command,
+            short="The mean of LeGrad's gradients is the exact gradient",
+            number=f"off by at most {max(z, z_mu):.1f} standard errors",
         ),
         Claim(
             "count",
@@ -191,6 +193,8 @@ def claims(s: Settings, results: Results, command: str) -> list[Claim]:
             f"{count} counted, for n = {s.n} and K = {s.levels}, by brute force; the formula gives {formula}",
             count == formula,
             command,
+            short="A step takes n(K−1)+1 evaluations of f",
+            number=f"{count} counted, {formula} expected",
         ),
         Claim(
             "degree",
@@ -199,5 +203,7 @@ def claims(s: Settings, results: Results, command: str) -> list[Claim]:
             of the scale), so K = 3 suffices""",
             bool((degree == 2 * K - 1).all()),
             command,
+            short="With K nodes, polynomials up to degree 2K − 1 are integrated exactly",
+            number=f"degrees {', '.join(map(str, degree))} for K = {K[0]} to {K[-1]}",
         ),
     ]

@@ -27,10 +27,11 @@ import numpy as np
 import legrad
 from legrad.experiments.section import Claim, Picture, Section, Table
 from legrad.experiments.style import DARK, LIGHT, Palette, rc
+from legrad.experiments.symbols import typeset
 
 _PACKAGES = ("jax", "jaxlib", "numpyro", "optax", "numpy", "matplotlib", "scikit-learn", "mlxtend", "jinja2")
 _DPI = 120  # more would be sharper on fine screens, and take longer to draw and to load
-_CLAIM = ("id", "claim", "measured", "holds", "command")  # the words hold what the other fields say
+_CLAIM = ("id", "claim", "measured", "holds", "command", "ours", "short", "number")
 _NEXT_STEP = {
     errno.ENOSPC: "free some space, or give a directory on another disk with --out",
     errno.EDQUOT: "free some space, or give a directory on another disk with --out",
@@ -113,11 +114,13 @@ def write(out: Path, sections: list[Section], *, command: str, quick: bool, seco
 def _page(out: Path, sections: Sequence[Section], results: Mapping[str, Any]) -> str:
     """The text of index.html."""
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
     figure, table = itertools.count(1), itertools.count(1)  # numbered through the whole page
     views = [
         {
             "title": s.title,
+            "headline": s.headline,
             "summary": summary(s.claims),
             "paragraphs": [p.strip() for p in re.split(r"\n\s*\n", s.text) if p.strip()],
             "claims": s.claims,
@@ -131,10 +134,14 @@ def _page(out: Path, sections: Sequence[Section], results: Mapping[str, Any]) ->
     # Loaded as text, not as a path: the package may be inside an archive.
     source = resources.files("legrad.experiments").joinpath("report.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page.filters["typeset"] = lambda text: Markup(typeset(text))
     return page.from_string(source).render(
         sections=views,
         summary=summary([c for s in sections for c in s.claims]),
-        longest_id=max((len(c.id) for s in sections for c in s.claims), default=0),
+        reproduced=_reproduced([c for s in sections for c in s.claims if not c.ours]),
+        answered=_answered([c for s in sections for c in s.claims if c.ours]),
+        missed=missed([c for s in sections for c in s.claims]),
+        groups=_groups(sections),
         light=LIGHT,
         dark=DARK,
         duration=duration(results["seconds"]),
@@ -142,28 +149,46 @@ def _page(out: Path, sections: Sequence[Section], results: Mapping[str, Any]) ->
     )
 
 
+def _groups(sections: Sequence[Section]) -> list[tuple[str, list[Claim]]]:
+    """The claims in the order of the table: the paper's by experiment, then the questions that it leaves open."""
+    theirs = [(s.title, [c for c in s.claims if not c.ours]) for s in sections]
+    ours = ("What the paper leaves open", [c for s in sections for c in s.claims if c.ours])
+    return [(heading, claims) for heading, claims in (*theirs, ours) if claims]
+
+
 def summary(claims: Sequence[Claim]) -> str:
-    """How many claims hold, as a sentence without its full stop; what the paper does not say is counted apart."""
+    """What was reproduced, as a sentence without its full stop; what the paper does not ask is counted apart."""
     if not claims:
         return "No claims were checked"
     ours, theirs = ([c for c in claims if c.ours is which] for which in (True, False))
-    if ours and theirs:
-        return f"{_counted(theirs, 'claim of the paper', 'claims of the paper')}. {_counted(ours, *_OURS)}"
-    return _counted(ours, *_OURS) if ours else _counted(theirs, "claim", "claims")
+    return ". ".join(part for part in (_reproduced(theirs), _answered(ours)) if part)
 
 
-_OURS = ("statement of ours", "statements of ours")
+def missed(claims: Sequence[Claim]) -> list[str]:
+    """The claims of the paper that were not reproduced, in a few words each."""
+    return [c.short or c.claim for c in claims if c.holds is False and not c.ours]
 
 
-def _counted(claims: Sequence[Claim], one: str, many: str) -> str:
+def _reproduced(claims: Sequence[Claim]) -> str:
     count = Counter(c.holds for c in claims)
-    hold, fail, unknown = count[True], count[False], count[None]
-    parts = [f"{hold} of {len(claims)} {one if len(claims) == 1 else many} hold{'s' * (hold == 1)}"]
-    if fail:
-        parts.append(f"{fail} {'does' if fail == 1 else 'do'} not")
-    if unknown:
-        parts.append(f"{unknown} {'was' if unknown == 1 else 'were'} not measured at this size")
-    return "; ".join(parts)
+    hold, unknown = count[True], count[None]
+    if not claims:
+        return ""
+    if len(claims) == 1:
+        found = {True: "was reproduced", False: "was not reproduced", None: "was not measured at this size"}
+        return f"The paper's claim {found[claims[0].holds]}"
+    many = "All" if hold == len(claims) else f"{hold} of the"
+    words = f"{many} {len(claims)} claims of the paper {'was' if hold == 1 else 'were'} reproduced"
+    return words + (f"; {unknown} {'was' if unknown == 1 else 'were'} not measured at this size" if unknown else "")
+
+
+def _answered(claims: Sequence[Claim]) -> str:
+    count = Counter(c.holds for c in claims)
+    if not claims:
+        return ""
+    names = {True: "yes", False: "no", None: "not measured"}
+    answers = ", ".join(f"{count[verdict]} {word}" for verdict, word in names.items() if count[verdict])
+    return f"Answers to {len(claims)} question{'s' * (len(claims) > 1)} that the paper leaves open: {answers}"
 
 
 def duration(seconds: float) -> str:

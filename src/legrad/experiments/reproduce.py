@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from legrad.experiments import datasets, gaussian, logistic, method, report, sbn
+from legrad.experiments import datasets, gaussian, logistic, method, report, sbn, sbn_report
 from legrad.experiments.section import Section
 from legrad.experiments.stages import Results, Stage, Stages
 
@@ -105,4 +105,4 @@ def _sbn(choice: Choice, digits: datasets.Digits) -> Job:
     Y = sbn.inputs(s, digits)
     command = _command("sbn", choice, layers=True)
     source = digits.source
-    return Job("sbn", s, sbn.stages(s, Y), Y, lambda found: sbn.section(s, found, Y, source, command))
+    return Job("sbn", s, sbn.stages(s, Y), Y, lambda found: sbn_report.section(s, found, Y, source, command))

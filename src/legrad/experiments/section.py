@@ -24,7 +24,10 @@ class Claim:
         holds: the verdict; None if this size of run does not measure it. A NumPy or JAX boolean will do.
         command: the command that measures it again.
         criterion: when it counts as holding, where that is a choice; it is added to `measured`.
-        ours: whether it is a question of ours, which the paper does not raise; `claim` then says so.
+        ours: whether it is a question of ours, which the paper does not raise; `claim` then says so, and the verdict
+            is its answer.
+        short: the claim in a few words, for the table.
+        number: what was measured in a few words, for the table.
     """
 
     id: str
@@ -34,13 +37,16 @@ class Claim:
     command: str
     criterion: str = ""
     ours: bool = False
+    short: str = ""
+    number: str = ""
 
     def __post_init__(self) -> None:
         if self.criterion:
-            object.__setattr__(self, "measured", f"{self.measured}. (Counts as holding if {self.criterion}.)")
+            counts = "The answer is yes" if self.ours else "Counts as holding"
+            object.__setattr__(self, "measured", f"{self.measured}. ({counts} if {self.criterion}.)")
         if self.ours:
             object.__setattr__(self, "claim", f"Not in the paper: {self.claim}")
-        for name in ("claim", "measured"):  # written over several lines of code, read as one
+        for name in ("claim", "measured", "short", "number"):  # written over several lines of code, read as one
             object.__setattr__(self, name, " ".join(getattr(self, name).split()))
         if self.holds is None:
             return
@@ -107,7 +113,8 @@ class Section:
         title: its heading.
         text: plain paragraphs, separated by blank lines.
         claims: what of the paper it checks.
-        pictures: its figures, in order.
+        headline: what it shows, in a sentence for a first reader.
+        pictures: its figures, in order; the first one leads the page.
         tables: its tables, in order.
         settings: whatever one needs to know to run it again.
         data: where the data come from.
@@ -117,7 +124,11 @@ class Section:
     title: str
     text: str
     claims: Sequence[Claim] = ()
+    headline: str = ""
     pictures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "headline", " ".join(self.headline.split()))
