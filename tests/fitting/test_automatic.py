@@ -11,6 +11,7 @@ import pytest
 
 import legrad
 from legrad.fitting.exchangeable import exchangeable_sites
+from legrad.fitting.joint_start import joint_start
 from legrad.fitting.mode import find_mode
 from legrad.marginal.marginalize import Marginal
 
@@ -126,6 +127,14 @@ def test_what_can_be_relabelled_is_found_and_nothing_else():
     data = RNG.normal(size=(10, 2)), np.ones(10)
     assert not exchangeable_sites(legrad.Structured(regression).space(*data), data, {})
 
+    def groups(n, y):  # a prior whose draws are 0 or infinite: the entries of b come out equal
+        v = numpyro.sample("v", dist.InverseGamma(0.001, 0.001))
+        b = numpyro.sample("b", dist.Normal(0.0, jnp.sqrt(v)).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Binomial(n, logits=b), obs=y)
+
+    data = np.array([47, 148, 119]), np.array([0, 18, 8])
+    assert not exchangeable_sites(legrad.Structured(groups).space(*data), data, {})
+
 
 def test_a_saddle_is_left():
     class Double:
@@ -193,3 +202,17 @@ def test_observed_values_may_depend_on_latents():
     result = legrad.fit(arma, args=(y,), key=0)
     assert result.converged, result.status
     assert abs(float(np.mean(result.sample(1, 500)["sigma"])) - noise.std()) < 0.03
+
+
+def test_a_model_without_continuous_latents_starts_at_a_mode():
+    """Twelve switches that one sum sees: nothing is summed out, and there is no continuous place to start from."""
+    A = RNG.normal(size=(12, 12))
+    on = RNG.random(12) < 0.5
+
+    def switches(A, y):
+        with numpyro.plate("switches", 12):
+            on = numpyro.sample("on", dist.Bernoulli(0.5))
+        numpyro.sample("y", dist.Normal(A @ on, 0.1).to_event(1), obs=y)
+
+    start = joint_start(legrad.Structured(switches), (A, A @ on), {}, jax.random.key(0))
+    assert ((start.params["on_logits"] > 0) == on).all()

@@ -153,6 +153,21 @@ def test_corrected_draws_are_those_of_the_posterior():
     assert abs(plain.std() - 3.0**0.5) > 0.05  # the same check sees the Gaussian's own error
 
 
+def test_draws_where_the_model_is_not_a_number_have_no_weight():
+    def model(edge):
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        numpyro.factor("solver", jnp.where(a > edge, jnp.nan, 0.0))  # as of a differential equation's solver
+
+    result = legrad.fit(model, args=(4.0,), key=0)
+    report = result.diagnose(1)
+    assert report.ok
+    assert "the log-density is not a number" in str(report)
+    assert np.isfinite(report.elbo.elbo)
+    assert np.isfinite(result.sample(2, 100, corrected=True)["a"]).all()
+    many = result.with_args(1.0).diagnose(1)
+    assert any("is not a number at" in flag for flag in many.flags)
+
+
 def test_float32_written_into_the_model():
     def model(y):
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))

@@ -72,6 +72,54 @@ def test_noncentered_density_is_that_of_the_site():
     np.testing.assert_allclose(total, exact, rtol=1e-6)
 
 
+def stick(n=(3, 5, 2)):
+    """Breaks a stick twice: the bound of the second piece is what the first leaves."""
+    a = numpyro.sample("a", dist.Uniform(0.0, 1.0))
+    with numpyro.plate("two", 2):
+        b = numpyro.sample("b", dist.Uniform(0.0, 1.0 - a))
+    numpyro.factor("n", n[0] * jnp.log(a) + n[1] * jnp.log(b).sum() + n[2] * jnp.log1p(-a - b).sum())
+
+
+def test_supports_that_depend_on_other_latents_have_the_right_density():
+    guide = legrad.Structured(stick)
+    space = guide.space()
+    x = jnp.array([0.3, -1.0, 2.0])
+
+    def values(x):
+        placed = space.place(x, (), {})
+        return jnp.concatenate([placed["a"][0][None], placed["b"][0]])
+
+    z = values(x)
+    assert (z[1:] < 1 - z[0]).all()
+    stretch = sum(jnp.sum(s) for _, s in space.place(x, (), {}).values())
+    np.testing.assert_allclose(stretch, jnp.linalg.slogdet(jax.jacobian(values)(x))[1], rtol=1e-5)
+    a, b = np.asarray(z[0]), np.asarray(z[1:])
+    exact = 3 * np.log(a) + np.sum(5 * np.log(b) + 2 * np.log1p(-a - b)) - 2 * np.log1p(-a) + stretch
+    np.testing.assert_allclose(space.log_density(x, (), {}), exact, rtol=1e-5)
+    assert (
+        np.asarray(legrad.Structured(stick).space()._prior) < 10
+    ).all()  # draws of the prior, through their bounds
+
+
+def test_a_fit_with_a_support_that_depends_on_other_latents():
+    result = legrad.fit(stick, key=0)
+    draws = result.sample(1, 4000, corrected=True)
+    # Given a, b / (1 - a) is Beta(6, 3), and a is Beta(4, 15) by powers of 1 - a: 5 + 2 for each of two b.
+    share = np.asarray(draws["b"]) / (1 - np.asarray(draws["a"])[:, None])
+    np.testing.assert_allclose(np.mean(draws["a"]), 4 / 19, atol=0.006)
+    np.testing.assert_allclose(np.std(draws["a"]), np.sqrt(4 * 15 / 19**2 / 20), rtol=0.07)
+    np.testing.assert_allclose(share.mean(0), 6 / 9, atol=0.01)
+
+
+def test_a_support_that_depends_on_a_discrete_latent_is_named():
+    def model():
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        numpyro.sample("b", dist.Uniform(0.0, 1.0 + z))
+
+    with pytest.raises(ValueError, match="'b'.*depends on discrete latents"):
+        handlers.seed(legrad.Structured(model), 0)()
+
+
 @pytest.mark.parametrize("estimator", [legrad.LocalExpectation(), legrad.LocalExpectation(continuous="reparam")])
 def test_the_stochastic_loop_fits_mixed_latents(estimator):
     guide = legrad.Structured(plated)

@@ -190,6 +190,19 @@ def test_stop_gradient_stops(monkeypatch):
     np.testing.assert_allclose(jax.grad(total)(t, "auto"), jax.grad(total)(t, "brute"), rtol=1e-9)
 
 
+def test_values_without_numbers(monkeypatch):
+    """A term over no columns is a sum of nothing, whatever leads to it."""
+    monkeypatch.setattr(Plan, "brute", False)
+    W, none = jnp.arange(1.0, 16).reshape(5, 3), jnp.zeros((5, 0))
+
+    def f(x):
+        return jnp.sum(jnp.log(x @ W)) + jnp.sum(jnp.log(x @ none)) + jnp.sum(jnp.cumsum(x[:0] ** 2))
+
+    x, candidates = jnp.ones(5), jnp.array([[0.5] * 5, [2.0] * 5])
+    auto, brute = (legrad.single_site_differences(f, x, candidates, method) for method in ("auto", "brute"))
+    np.testing.assert_allclose(auto, brute, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("x", "candidates", "settings", "message"),
     [

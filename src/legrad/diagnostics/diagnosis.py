@@ -19,7 +19,16 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from legrad.diagnostics.psis import LIMIT, ElboEstimate, concerns, smoothed_weights, summary, weighing
+from legrad.diagnostics.psis import (
+    FEW,
+    LIMIT,
+    ElboEstimate,
+    concerns,
+    known,
+    smoothed_weights,
+    summary,
+    weighing,
+)
 from legrad.diagnostics.weights import Draws, Values
 from legrad.model.problem import Problem
 
@@ -69,6 +78,7 @@ class Diagnosis:
         sites: the worst shifts of each latent.
         flags: a sentence for each fault, and for each moment about which the draws cannot tell.
         draws: the number of draws.
+        notes: a sentence for each thing to know that is no fault.
     """
 
     khat: float
@@ -76,6 +86,7 @@ class Diagnosis:
     sites: dict[str, SiteShift]
     flags: list[str] = field(repr=False)
     draws: int
+    notes: list[str] = field(default_factory=list, repr=False)
 
     @property
     def ok(self) -> bool:
@@ -93,7 +104,8 @@ class Diagnosis:
                 lines.append(f"  {what:<4}  {_element(name, shift.index):<{width}}  {shift}")
         if len(worst) > _SHOWN:
             lines.append(f"  and {len(worst) - _SHOWN} more sites, with smaller shifts")
-        return "\n".join([*lines, "", *(f"- {flag}" for flag in self.flags or ["no problem found"])])
+        said = [*(self.flags or ["no problem found"]), *self.notes]
+        return "\n".join([*lines, "", *(f"- {sentence}" for sentence in said)])
 
 
 def diagnose(problem: Problem, key: jax.Array, n: int = 16_000, proposal: Problem | None = None) -> Diagnosis:
@@ -127,7 +139,7 @@ def diagnose(problem: Problem, key: jax.Array, n: int = 16_000, proposal: Proble
     errors = _errors(pool, moments)
     number = sum((1 if name in draws.labels else 2) * m.mean_q.size for (name, _), m in moments.items())
     z = max(2.0, math.sqrt(2 * math.log(number)))
-    sites, flags = {}, concerns(k, log_w)
+    sites, flags = {}, concerns(k, own.f(), own.unknown)  # the tails of a proposal may leave the support
     for name in dict.fromkeys(name for name, _ in moments):
         mine = {key: m for key, m in moments.items() if key[0] == name}
         shifts = {"mean": [m.mean_shift for m in mine.values()], "sd": [m.sd_shift for m in mine.values()]}
@@ -139,7 +151,13 @@ def diagnose(problem: Problem, key: jax.Array, n: int = 16_000, proposal: Proble
             found.append(_at(value, error, _worst(value, error)))
             flags += _flags(name, what, found[-1], _at(value, error, np.argmax(error)), z, n, k)
         sites[name] = SiteShift(found[0], found[1] if len(found) == 2 else None)
-    return Diagnosis(k, summary(own.f()), sites, flags, n)
+    return Diagnosis(k, summary(known(own)), sites, flags, n, _notes(draws))
+
+
+def _notes(draws: Draws) -> list[str]:
+    if not 0 < draws.unknown <= FEW * draws.n:
+        return []
+    return [f"at {draws.unknown} of {draws.n} draws the log-density is not a number: their weight is zero"]
 
 
 # --- moments of draws, chunk by chunk ----------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from legrad.model.problem import Problem
 __all__ = ["LIMIT", "ElboEstimate", "elbo_estimate", "khat", "log_weights"]
 
 LIMIT = 0.7  # the k-hat up to which importance weights can be trusted
+FEW = 0.01  # the share of draws whose log-density may be not a number
 FEWEST = 100  # the least number of draws
 _DISTINCT = 0.5  # the least share of distinct values in a tail to fit a Pareto to
 _SHORTEST = 25  # weights that a tail needs
@@ -89,9 +90,10 @@ def khat(problem: Problem, key: jax.Array, num_samples: int = 16_000) -> float:
     Raises:
         ValueError: in the cases listed at `log_weights`, for example with subsampled plates.
     """
-    log_w = weighing(problem, key, num_samples).f()
+    draws = weighing(problem, key, num_samples)
+    log_w = draws.f()
     _, k = smoothed_weights(log_w)
-    for message in concerns(k, log_w):
+    for message in concerns(k, log_w, draws.unknown):
         warnings.warn(message, FitWarning, stacklevel=2)
     return k
 
@@ -111,7 +113,13 @@ def elbo_estimate(problem: Problem, key: jax.Array, n: int = 1000) -> ElboEstima
         >>> print(elbo_estimate(result.problem, jax.random.key(1)))
     """
     draws = Draws(problem, key, n)
-    return summary(draws.f(), draws.no_ratio)
+    return summary(known(draws), draws.no_ratio)
+
+
+def known(draws: Draws) -> np.ndarray:
+    """Return the log-weights, less those that are not known, as the model cannot be computed there, if few are."""
+    f = draws.f()
+    return f[np.isfinite(f)] if 0 < draws.unknown <= FEW * draws.n else f
 
 
 def summary(f: np.ndarray, reason: str = "") -> ElboEstimate:
@@ -159,8 +167,14 @@ def smoothed_weights(log_w: np.ndarray) -> tuple[np.ndarray, float]:
     return w, bounded
 
 
-def concerns(k: float, log_w: np.ndarray) -> list[str]:
-    """Return sentences about weights that cannot be trusted; none if they can."""
+def concerns(k: float, log_w: np.ndarray, unknown: int = 0) -> list[str]:
+    """Return sentences about weights that cannot be trusted; none if they can.
+
+    Args:
+        k: k-hat.
+        log_w: the log-weights.
+        unknown: how many of them are -inf as the log-density is not a number; a few are no concern.
+    """
     found = []
     if k > LIMIT:
         found.append(
@@ -168,11 +182,16 @@ def concerns(k: float, log_w: np.ndarray) -> list[str]:
             "be trusted. Try a richer guide (with the dependence between latents that it lacks), more steps, "
             "or several restarts; if only single latents matter, check them against NUTS"
         )
-    lost = int(np.isneginf(log_w).sum())
+    lost = int(np.isneginf(log_w).sum()) - unknown
     if lost:
         found.append(
             f"{lost} of {len(log_w)} draws of the guide have no probability under the model, so the ELBO is -inf: "
             "keep the guide's support inside the model's"
+        )
+    if unknown > FEW * len(log_w):
+        found.append(
+            f"the log-density is not a number at {unknown} of {len(log_w)} draws: their weights are taken as zero, "
+            "which is right only if the posterior has nothing there. Find out where the model cannot be computed"
         )
     return found
 

@@ -19,6 +19,7 @@ from numpyro.primitives import Messenger
 
 from legrad import _compat
 from legrad.distributions.unwrap import unwrap
+from legrad.guides.protocol import HeavyTails
 from legrad.model.arrays import split_arrays
 from legrad.model.problem import Evaluation, Noise, Problem
 from legrad.model.threads import one_at_a_time
@@ -41,7 +42,8 @@ def log_weights(problem: Problem, key: jax.Array, n: int) -> tuple[Values, np.nd
 
     Raises:
         ValueError: if the weights are not the ratio of two densities at the draws (with subsampled plates, a guide
-            that scales its log-density, or a guide with point masses), or if a weight is NaN.
+            that scales its log-density, or a guide with point masses), or if a weight is NaN, unless the guide has
+            heavy tails: then such a draw, where the model cannot be computed, has weight zero.
     """
     draws = Draws(problem, key, n)
     draws.require_ratio()
@@ -61,6 +63,7 @@ class Draws:
         if not isinstance(n, int) or isinstance(n, bool) or n < 2:
             raise ValueError(f"the number of draws is {n!r}: it must be a whole number of at least 2")
         self.problem, self.n = problem, n
+        self._unknown: dict[int, int] = {}
         self._keys = jax.random.split(key, n)
         plates, trace = _Plates(), handlers.trace()
         with one_at_a_time, plates:
@@ -87,6 +90,11 @@ class Draws:
         """Return f at each draw, in float64."""
         return np.concatenate([self._run(start)[1] for start in range(0, self.n, self._chunk)])
 
+    @property
+    def unknown(self) -> int:
+        """How many draws have weight zero, as their log-density is not a number."""
+        return sum(self._unknown.values())
+
     def chunks(self) -> Iterator[Values]:
         """Yield the latents of the model, some draws at a time, in the order of `f`."""
         for start in range(0, self.n, self._chunk):
@@ -95,6 +103,9 @@ class Draws:
     def _run_chunk(self, start: int) -> tuple[Values, np.ndarray]:
         values, f = jax.device_get(self._compiled(self._keys[start : start + self._chunk]))
         f = np.asarray(f, np.float64)
+        if isinstance(self.problem.guide, HeavyTails):
+            self._unknown[start] = int(np.isnan(f).sum())
+            f = np.where(np.isnan(f), -np.inf, f)
         bad = np.isnan(f) | (f == np.inf)
         if bad.any():
             self._refuse(start + int(np.argmax(bad)))

@@ -84,9 +84,13 @@ class Density:
         return self._differences(x)
 
     def _differences(self, x: np.ndarray) -> np.ndarray:
-        """Return the Hessian by central differences of gradients."""
-        steps = np.diag(_DIFFERENCE * (1 + np.abs(x)))
-        rows = [(self.gradient(x + step)[1] - self.gradient(x - step)[1]) / (2 * step.sum()) for step in steps]
+        """Return the Hessian by central differences of gradients; NaN if one of them is not finite."""
+        rows = []
+        for step in np.diag(_DIFFERENCE * (1 + np.abs(x))):
+            up, down = self.gradient(x + step)[1], self.gradient(x - step)[1]
+            if not (np.isfinite(up).all() and np.isfinite(down).all()):
+                return np.full((self.size, self.size), math.nan)
+            rows.append((up - down) / (2 * step.sum()))
         return (np.stack(rows) + np.stack(rows).T) / 2
 
     def many(self, xs: np.ndarray) -> np.ndarray:

@@ -3,8 +3,9 @@
     z = z(x),    log p(x) = log p(z, data) + log |dz/dx|
 
 A site in `noncentered` is a location-scale site, written as z = loc + scale · x with the loc and scale that the model
-gives it at the other latents: a funnel in z need not be one in x. Elements that the model masks are not in the
-vector.
+gives it at the other latents: a funnel in z need not be one in x. A site whose support depends on other latents, such
+as b ~ Uniform(0, 1 - a), has the bijection to its support at their values. Elements that the model masks are not in
+the vector.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 
 from legrad.distributions.unwrap import unwrap
-from legrad.guides.latents import Latent, check_static
+from legrad.guides.latents import Latent, check_static, factor_support, moves
 from legrad.model.sites import sample_sites, site_log_prob
 from legrad.model.threads import one_at_a_time
 
+_SEEDS = 4  # draws of the latents outside of a space
 _INTERIOR = 10.0  # a start is at most this far from the origin if the bijection is not the identity
 
 
@@ -40,6 +42,7 @@ class Part:
     free: np.ndarray | None  # positions, in the flat site, of elements that are not masked; None for all
     start: int
     size: int
+    moving: bool = False  # whether the support depends on other latents: `transform` has its shape alone
 
     def before_bijection(self, x: jax.Array) -> jax.Array:
         """Return this site's part of the vector in the site's shape, zero where masked."""
@@ -74,12 +77,15 @@ class LatentSpace:
             places.append(jnp.zeros_like(here) if part.latent.name in self.noncentered else here)
             end += part.size
         self.size = end
+        self.moving = tuple(name for name, part in self.parts.items() if part.moving)
         rows = [np.asarray(p, np.float64) for p in places]
         found = np.concatenate(rows, axis=1) if rows else np.zeros((1, 0))
         self.start, self._prior = found[0], found[1:]
 
     def other_start(self, rng: np.random.Generator) -> np.ndarray:
         """Return another place to start from: a draw of the prior; up to 2 from zero where the prior is flat."""
+        if not self.size:
+            return self.start  # no continuous latents
         place = self._prior[rng.integers(len(self._prior))]
         return np.where(place == 0.0, rng.uniform(-2, 2, self.size), place)
 
@@ -87,7 +93,7 @@ class LatentSpace:
         self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, tuple[jax.Array, jax.Array]]:
         """Return for each site its value, and the log of |dz/dx| of each factor."""
-        if self.noncentered:
+        if self.noncentered or self.moving:
             return self._place_in_order(x, args, kwargs)
         found = {}
         for name, part in self.parts.items():
@@ -131,9 +137,21 @@ class LatentSpace:
         real = [name for name, part in self.parts.items() if part.latent.support is constraints.real]
         return tuple(n for n in real if n in scales[0] and not np.array_equal(scales[0][n], scales[1][n]))
 
+    def check_moving(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise for a support that depends on latents outside of the space: its bijection would not be known."""
+        if not self.moving:
+            return
+        drawn = [self._place_in_order(jnp.asarray(self.start), args, kwargs, seed) for seed in range(_SEEDS)]
+        for name in self.moving:
+            if any(not np.array_equal(drawn[0][name][0], other[name][0]) for other in drawn[1:]):
+                raise self.parts[name].latent.error(
+                    "has a support that depends on discrete latents, or on latents of plate members: write the guide "
+                    "by hand, or scale the site in the model"
+                )
+
     @one_at_a_time
     def _place_in_order(
-        self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, x: jax.Array, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int = 0
     ) -> dict[str, tuple[jax.Array, jax.Array]]:
         """Run the model, and give each site its value when its distribution is known."""
         found: dict[str, tuple[jax.Array, jax.Array]] = {}
@@ -148,20 +166,21 @@ class LatentSpace:
                 z = bare.loc + bare.scale * u
                 stretch = jnp.broadcast_to(jnp.log(bare.scale), u.shape)
             else:
-                z = part.transform(u)
-                stretch = part.transform.log_abs_det_jacobian(u, z)
+                transform = dist.biject_to(factor_support(site["fn"])) if part.moving else part.transform
+                z = transform(u)
+                stretch = transform.log_abs_det_jacobian(u, z)
             found[site["name"]] = z, part.counted(stretch)
             return z
 
-        with handlers.block(), handlers.seed(rng_seed=0), handlers.substitute(substitute_fn=value):
+        with handlers.block(), handlers.seed(rng_seed=seed), handlers.substitute(substitute_fn=value):
             self.model(*args, **kwargs)
         return found
 
 
 def _part(draws: Sequence[Latent], start: int) -> tuple[Part, jax.Array]:
     """Return the part of a site, the prior's median there, and draws of the prior; zeros for a flat prior."""
-    site = draws[0]
-    check_static(draws)
+    site, moving = draws[0], moves(draws)
+    check_static(draws, moving)
     try:
         # Constants of the transform become NumPy arrays: they are not parameters.
         transform = jax.tree.map(np.asarray, dist.biject_to(site.support))
@@ -183,11 +202,18 @@ def _part(draws: Sequence[Latent], start: int) -> tuple[Part, jax.Array]:
         site.concrete("prior", site.value)
         medians, values = (jnp.stack([getattr(draw, what) for draw in draws]) for what in ("median", "value"))
 
-        def before(medians: jax.Array, values: jax.Array) -> jax.Array:
-            return jnp.concatenate([jnp.median(transform.inv(medians), axis=0)[None], transform.inv(values)])
+        supports = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(draw.support for draw in draws))
 
-        places = jnp.nan_to_num(jax.jit(before)(medians, values), posinf=_INTERIOR, neginf=-_INTERIOR)
+        def inverse(values: jax.Array, supports: Any) -> jax.Array:
+            if not moving:
+                return transform.inv(values)
+            return jax.vmap(lambda value, support: dist.biject_to(support).inv(value))(values, supports)
+
+        def before(medians: jax.Array, values: jax.Array, supports: Any) -> jax.Array:
+            return jnp.concatenate([jnp.median(inverse(medians, supports), axis=0)[None], inverse(values, supports)])
+
+        places = jnp.nan_to_num(jax.jit(before)(medians, values, supports), posinf=_INTERIOR, neginf=-_INTERIOR)
         if site.support is not constraints.real:
             places = jnp.clip(places, -_INTERIOR, _INTERIOR)
     flat = places.reshape(len(places), -1)
-    return Part(site.static(), transform, shape, free, start, size), flat if free is None else flat[:, free]
+    return Part(site.static(), transform, shape, free, start, size, moving), flat if free is None else flat[:, free]

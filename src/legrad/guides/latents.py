@@ -118,6 +118,14 @@ def _median(prior: Any, value: jax.Array) -> jax.Array:
         return value
 
 
+def factor_support(fn: Any) -> Any:
+    """Return the support of one factor of a distribution: to_event removed."""
+    support = fn.support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
+
+
 def _latent(site: Mapping[str, Any], trace: Mapping[str, Any], owner: str) -> Latent:
     name, fn, value = site["name"], site["fn"], jnp.asarray(site["value"])
     # Plates inside a `scan` are not in the trace: unless the plates subsample, their axes are ordinary axes.
@@ -127,9 +135,7 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any], owner: str) -> La
     shape = list(value.shape)
     for plate in plates:
         shape[plate.dim - fn.event_dim] = plate.size
-    support = fn.support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
+    support = factor_support(fn)
     base, mask = unwrap(fn)
     prior = base if isinstance(support, constraints.integer_greater_than) else None
     median = _median(base, value)
@@ -148,15 +154,23 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any], owner: str) -> La
     return latent
 
 
-def check_static(draws: Sequence[Latent]) -> None:
-    """Raise for a site whose shape, support or mask is not the same in all draws."""
-    site = draws[0]
-    site.concrete("support or mask", site.support, site.mask)
+def moves(draws: Sequence[Latent]) -> bool:
+    """Whether a site's support is not the same in all draws, as it depends on other latents."""
+    draws[0].concrete("support or mask", draws[0].support, draws[0].mask)
+    return _differ([jax.tree.leaves(draw.support) for draw in draws])
+
+
+def check_static(draws: Sequence[Latent], may_move: bool = False) -> None:
+    """Raise for a site whose shape, support or mask is not the same in all draws; its support may move if told so."""
+    site, moving = draws[0], moves(draws)
     if len({jax.tree.structure(other) for other in draws}) > 1:
         raise site.error("changes its shape or distribution with other latents: write the guide by hand")
-    for what, leaves in (
-        ("support", [jax.tree.leaves(other.support) for other in draws]),
-        ("mask", [jax.tree.leaves(other.mask) for other in draws]),
-    ):
-        if not all(map(np.array_equal, leaves[0] * (len(leaves) - 1), chain(*leaves[1:]))):
-            raise site.error(f"has a {what} that depends on other latents: write the guide by hand")
+    if moving and not may_move:
+        remedy = "write the guide by hand" if site.support.is_discrete else "use legrad.Structured"
+        raise site.error(f"has a support that depends on other latents: {remedy}")
+    if _differ([jax.tree.leaves(draw.mask) for draw in draws]):
+        raise site.error("has a mask that depends on other latents: write the guide by hand")
+
+
+def _differ(leaves: Sequence[Sequence[Any]]) -> bool:
+    return not all(map(np.array_equal, list(leaves[0]) * (len(leaves) - 1), chain(*leaves[1:])))

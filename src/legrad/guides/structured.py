@@ -249,6 +249,7 @@ class Structured:
         self._space = LatentSpace(
             self.model, [draw for n, draw in continuous.items() if n not in local], self.noncentered
         )
+        self._space.check_moving(args, kwargs)
         # Subsampled plates have no place of all their members.
         self._everything = self._space if not local else LatentSpace(self.model, list(continuous.values()))
         size = self._space.size
@@ -265,7 +266,7 @@ class Structured:
             if name not in continuous:
                 check_static(draw)
                 self._discrete.append(discrete_factor(draw, None, self._windows.get(name)))
-        single = {n: p for n, p in self._space.parts.items() if n not in self.noncentered}
+        single = {n: p for n, p in self._space.parts.items() if n not in self.noncentered and not p.moving}
         self._pairs = pairs(single, self._discrete, self.prefix)
         own: dict[str, tuple[str, ...]] = {self._base: ("", "_loc", "_scale_tril", "_factor", "_log_scale")}
         own |= {group.name: ("", "_loc", "_given", "_scale_tril") for group in self._members}
@@ -284,6 +285,8 @@ def _member(part: Part) -> Part:
     plates = {plate.dim for plate in latent.plates}
     if any(n > 1 and i - len(batch) not in plates for i, n in enumerate(batch)):
         raise latent.error("has batch axes that are not plates: put them into a plate, or use to_event")
+    if part.moving:
+        raise latent.error("has a support that depends on other latents, in a large or subsampled plate: rescale it")
     if latent.mask is not None:
         raise latent.error("is masked inside a large or subsampled plate: write the guide by hand")
     return part

@@ -70,8 +70,8 @@ def propagate(
     reached = program.reached(input_id)
     need = needs(program, reached, program.dependents(input_id))
     for op in reached:
-        if not any(i in changes for i in op.inputs):
-            continue
+        if not any(i in changes for i in op.inputs) or not any(math.prod(program.shapes[i]) for i in op.outputs):
+            continue  # what has no numbers does not change
         step = _step(program, op, values, changes, site, reduce(or_, [need[i] for i in op.outputs]))
         rule = rule_of(op.name)
         results = fallback(step) if rule is None else rule(step)
