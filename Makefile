@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 WORKERS ?= 2
 
 .PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-growth bench-likelihoods bench-marginalize bench-mnist bench-overhead bench-single-site bench-sklearn \
-	bench-survival bench-data bench-torch trust clean
+	bench-survival bench-data bench-torch trust docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/legrad reproduce all --quick --out out/demo
@@ -109,6 +109,10 @@ trust: $(VENV)/.dev $(VENV)/.bench
 	$(BIN)/python benchmarks/trust/table.py
 	$(BIN)/python docs/trust.py
 
+# The documentation site, out/docs/index.html; every cell and example runs, and a warning or a broken link fails it.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -b html -d out/docs-cache docs out/docs
+
 # Both ends of the supported range, each with the JAX and ArviZ that pip resolves there.
 test-matrix:
 	@sh tools/test_matrix.sh 3.11 3.13
@@ -123,6 +127,10 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	@touch $@
 
 # NumPyro's TraceEnum_ELBO needs funsor; Pathfinder is blackjax's.
 $(VENV)/.bench: $(VENV)/.demo
