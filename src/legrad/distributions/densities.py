@@ -110,8 +110,8 @@ def _sigmoid_of_size_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Ar
 def hard_bernoulli_logits(logits: Array, value: Array) -> Array:
     """Return log p of data that are 0 or 1.
 
-    The logarithm is that of a function of |logits|, and |logits| are the same for either datum: under `vmap`, draws of
-    a latent that share their logits share the logarithm.
+    The logarithm is that of a function of |logits|, the same for either datum: under `vmap`, draws that share their
+    logits share the logarithm.
     """
     return -_softplus_of_size((1 - 2 * value) * logits, jnp.abs(logits))
 
