@@ -27,7 +27,7 @@ def guide(probs=PROBS):
 
 @pytest.mark.parametrize(
     ("name", "number", "written_out"),
-    [("categorical", 2, True), ("categorical", 5, False), ("chain", 2, False), ("normal_guide", 2, False)],
+    [("categorical", 2, True), ("categorical", 9, False), ("chain", 2, False), ("normal_guide", 2, False)],
 )
 def test_which_draws_are_written_out(monkeypatch, name, number, written_out):
     row, asked = named(name), []

@@ -21,7 +21,7 @@ from legrad.estimators.costs import Costs, fixed_parents
 from legrad.model.problem import Evaluation, Noise, Problem
 from legrad.model.sites import Draw
 
-_FEW = 4  # draws that are written out one after the other
+_FEW = 8  # draws times sites: up to this many are written out one after the other
 
 
 class ScoreFunction(Estimator):
@@ -61,7 +61,7 @@ class ScoreFunction(Estimator):
             here = problem.evaluate_draw(pivot, x, noise)
             return here.total(stop=x), {name: score(name, here, costs) for name in x}
 
-        if self.num_samples <= _FEW and several.complete(drawn, graph):
+        if self.num_samples * len(drawn) <= _FEW and several.complete(drawn, graph):
             each = [one(first, drawn.moved(values)) for values in several.draws()]
             value, scores = jax.tree.map(lambda *parts: jnp.stack(parts), *each)
         else:
