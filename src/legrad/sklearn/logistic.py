@@ -16,7 +16,7 @@ from legrad.diagnostics.psis import LIMIT
 from legrad.model.messages import warn
 from legrad.sklearn.scaling import Scaling, encoded, generator, positive_or_auto, whole
 from legrad.standard.logistic import SCALES, fit_logistic
-from legrad.standard.stacking import Stacked, fit_stacked
+from legrad.standard.stacking import fit_stacked
 
 _NUMBERS = 4_000_000  # numbers of one batch of predictions
 
