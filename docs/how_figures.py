@@ -46,7 +46,14 @@ def pivot() -> Figure:
     for e in range(5):
         for j, value in enumerate(draw):
             changed = j == e
-            _cell(ax, j, 5 - e, str(1 - value if changed else value), RED if changed else PALE, "white" if changed else INK)
+            _cell(
+                ax,
+                j,
+                5 - e,
+                str(1 - value if changed else value),
+                RED if changed else PALE,
+                "white" if changed else INK,
+            )
         ax.text(-0.75, 5 - e, f"$z_{e + 1}$ takes its other value", ha="right", va="center", fontsize=12)
         ax.text(5.0, 5 - e, f"both values: the gradient of $q(z_{e + 1})$", va="center", fontsize=12, color=INK)
     ax.set(xlim=(-6.2, 10.6), ylim=(0.4, 7.5))
