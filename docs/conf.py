@@ -40,7 +40,7 @@ exclude_patterns = [
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".myst": "myst-nb"}
 
 # Pages
-suppress_warnings = ["toc.empty_glob"]  # exact_terms* in index.md: a page that a branch may lack
+suppress_warnings = ["toc.empty_glob"]  # exact_terms* in how_it_works.md: a page that a branch may lack
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"
@@ -48,6 +48,7 @@ nb_execution_timeout = 240
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # warnings hold the paths of the machine that builds
 nb_render_markdown_format = "myst"
 
 # The reference. Types are written out in the docstrings' signatures; those of JAX and NumPyro are not links, as the

@@ -58,7 +58,8 @@ the rival's log-loss, a mean over the held-out rows with its standard error: bel
 expected error of the probabilities of all classes, in ten bins of equal counts. Seconds are those of one fit, the
 search for C included, on one thread of a shared machine. Stacking was chosen over averages weighed by evidence on
 eleven other problems (other digits, irises and wines with fewer rows or columns, simulations), of which it had the
-lower log-loss on seven and the same on one. The table below had been seen before, with the predictions that stacking replaced."""
+lower log-loss on seven and the same on one. The table below had
+been seen before, with the predictions that stacking replaced."""
 PREDICTIONS = """Held out by 5 folds: R², and how many held-out targets are in spike and slab's intervals of 90%."""
 
 
@@ -168,8 +169,8 @@ def _rankings(kept: dict) -> str:
     low = min(said)
     worse = sum(mean < -2 * error for mean, error, _ in said)
     return f"""Against the best rival of each problem, in average precision, spike and slab is level or better on
-    {above} of {len(said)}, and worse by more than two standard errors of the difference on {worse}; at worst {low[0]:+.3f} ±
-    {low[1]:.3f} (against {low[2]}). In F1, which counts the columns that are taken, it is the best on
+    {above} of {len(said)}, and worse by more than two standard errors of the difference on {worse}; at worst
+    {low[0]:+.3f} ± {low[1]:.3f} (against {low[2]}). In F1, which counts the columns that are taken, it is the best on
     {sum(_first(row, "f1") for row in kept["support"])} of {len(said)}."""
 
 
