@@ -40,7 +40,6 @@ exclude_patterns = [
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".myst": "myst-nb"}
 
 # Pages
-suppress_warnings = ["toc.empty_glob"]  # exact_terms* in how_it_works.md: a page that a branch may lack
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"
