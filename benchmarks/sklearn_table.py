@@ -102,6 +102,7 @@ def _support(values):
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
     return {
         "average_precision": float(values[:, 0].mean()),
+        "each": values[:, 0].round(4).tolist(),
         "error": float(values[:, 0].std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None,
         "precision": float(precision.mean()),
         "recall": float(recall.mean()),
@@ -186,6 +187,7 @@ def probability_row(name, folds, seeds):
     y = np.unique(y, return_inverse=True)[1]
     methods = {"legrad": lambda: BayesianLogisticRegression(random_state=0), "best C": best_c}
     losses, errors, seconds = ({m: [] for m in methods} for _ in range(3))
+    each_row = {m: 0.0 for m in methods}
     for seed in range(seeds):
         held = {m: np.zeros((len(y), len(np.unique(y)))) for m in methods}
         for train, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(X, y):
@@ -195,14 +197,17 @@ def probability_row(name, folds, seeds):
                 seconds[method].append(time.perf_counter() - begun)
         for method, p in held.items():
             losses[method].append(log_loss(y, np.clip(p, 1e-15, 1)))
+            each_row[method] -= np.log(np.clip(p, 1e-15, 1))[np.arange(len(y)), y] / seeds
             errors[method].append(calibration_error(p, y))
     each = {
         m: {"log_loss": float(np.mean(losses[m])), "calibration": float(np.mean(errors[m])),
             "seconds": float(np.median(seconds[m]))}
         for m in methods
     }  # fmt: skip
+    worse = each_row["legrad"] - each_row["best C"]
     return {"name": name, "rows": len(y), "columns": X.shape[1], "classes": len(np.unique(y)),
-            "folds": folds, "seeds": seeds, "methods": each}  # fmt: skip
+            "folds": folds, "seeds": seeds, "methods": each, "difference": float(worse.mean()),
+            "difference_error": float(worse.std(ddof=1) / np.sqrt(len(y)))}  # fmt: skip
 
 
 def prediction_row(name, seeds):

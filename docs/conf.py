@@ -47,6 +47,7 @@ nb_execution_timeout = 240
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # warnings hold the paths of the machine that builds
 nb_render_markdown_format = "myst"
 
 # The reference. Types are written out in the docstrings' signatures; those of JAX and NumPyro are not links, as the

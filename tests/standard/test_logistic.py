@@ -12,7 +12,8 @@ from sklearn.linear_model import LogisticRegression
 
 import legrad
 from legrad.fitting.fixed_draws import Gaussian, moment_matched
-from legrad.standard.logistic import SoftmaxDensity, best_gaussian, fit_logistic
+from legrad.standard.logistic import best_gaussian, fit_logistic
+from legrad.standard.softmax_density import SoftmaxDensity
 
 
 def data(n=60, p=3, classes=3, seed=0):

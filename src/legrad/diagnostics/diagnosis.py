@@ -101,7 +101,10 @@ class Diagnosis:
         width = max(len(_element(name, shift.index)) for name, s in self.sites.items() for shift in _both(s))
         for name in worst[:_SHOWN]:
             for what, shift in zip(("mean", "sd"), _both(self.sites[name]), strict=False):
-                lines.append(f"  {what:<4}  {_element(name, shift.index):<{width}}  {shift}")
+                if shift.value == shift.error == 0:  # certain labels, constants: no element is worse than another
+                    lines.append(f"  {what:<4}  {name:<{width}}  the same in all draws")
+                else:
+                    lines.append(f"  {what:<4}  {_element(name, shift.index):<{width}}  {shift}")
         if len(worst) > _SHOWN:
             lines.append(f"  and {len(worst) - _SHOWN} more sites, with smaller shifts")
         said = [*(self.flags or ["no problem found"]), *self.notes]

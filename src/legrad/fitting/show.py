@@ -31,10 +31,11 @@ def as_html(result: FitResult) -> str:
 
 
 def _facts(result: FitResult) -> list[tuple[str, str]]:
-    how = f"{result.steps:,} steps in {result.seconds:.1f} s"
+    how = f"{result.steps:,} step{'s' * (result.steps != 1)} in {result.seconds:.1f} s"
     finite = result.elbo[np.isfinite(result.elbo)]
     recent = finite[-min(100, max(1, len(finite) // 10)) :]
-    elbo = f"ELBO {recent.mean():,.4g} (mean of the last {len(recent):,} steps), " if len(recent) else ""
+    over = f" (mean of the last {len(recent):,} steps)" if len(recent) > 1 else ""
+    elbo = f"ELBO {recent.mean():,.4g}{over}, " if len(recent) else ""
     return [
         ("FitResult", f"{elbo}{how}"),
         ("status", result.status),

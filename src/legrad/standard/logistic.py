@@ -19,21 +19,18 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, gammaln, logsumexp, softmax
+from scipy.special import gammaln, logsumexp
 
 from legrad.diagnostics.psis import LIMIT, smoothed_weights
-from legrad.fitting.fixed_draws import Gaussian, moment_matched
+from legrad.fitting.fixed_draws import Gaussian
+from legrad.standard.softmax_density import SoftmaxDensity
 
 SCALES = np.geomspace(0.03, 30.0, 10)  # of a prior whose scale is not given, for columns of standard deviation one
-_FLAT = 10.0  # the standard deviation of an intercept's prior
 _WEIGHED = 80  # coefficients up to which draws are weighed
-_POINTS = 64  # of the quadrature with more than two classes; a power of two
-_NODES = 24  # of the quadrature with two classes
 _SWEEPS = 60
 _STILL = 3e-3  # nats: a step that gains less is the last
 _MUCH_WORSE = 15.0  # nats: where scales are this much worse than a smaller one, larger ones are not tried
 _COUNTS = 0.02  # the least probability of a scale that is kept
-_NUMBERS = 4_000_000  # numbers of one batch
 _TAILS = 5.0  # degrees of freedom of the draws with heavy tails
 
 
@@ -56,76 +53,6 @@ class LogisticPosterior:
     log_evidence: float
     khat: float
     status: str
-
-
-class SoftmaxDensity:
-    """The log-density of the coefficients of a logistic regression, and its expectations under a Gaussian.
-
-    Args:
-        X: the columns.
-        y: the class of each row, from 0 on.
-        classes: the number of classes.
-        scale: the standard deviation of the coefficients' prior.
-    """
-
-    def __init__(self, X: np.ndarray, y: np.ndarray, classes: int, scale: float) -> None:
-        self.outputs = 1 if classes == 2 else classes
-        self._x = np.column_stack([np.ones(len(X)), X])
-        self._hot = (y == 1)[:, None].astype(float) if classes == 2 else np.eye(classes)[y]
-        self._precision = np.full((self.outputs, self._x.shape[1]), scale**-2.0)
-        self._precision[:, 0] = _FLAT**-2.0
-        self.size = self._precision.size
-        self._constant = 0.5 * float(np.sum(np.log(self._precision / (2 * math.pi))))
-        if classes == 2:
-            nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-            self._nodes, self._weights = nodes[:, None], weights / weights.sum()
-        else:
-            self._nodes, self._weights = moment_matched(_POINTS, classes, 0), np.full(_POINTS, 1 / _POINTS)
-
-    def many(self, xs: np.ndarray) -> np.ndarray:
-        """Return the log-density at each row of a matrix."""
-        step = max(1, _NUMBERS // self._hot.size)
-        return np.concatenate([self._some(xs[i : i + step]) for i in range(0, len(xs), step)])
-
-    def _some(self, xs: np.ndarray) -> np.ndarray:
-        w = xs.reshape(-1, *self._precision.shape)
-        eta = self._x @ w.swapaxes(1, 2)  # (points, rows, outputs)
-        prior = self._constant - 0.5 * np.sum(self._precision * w**2, axis=(1, 2))
-        return np.asarray(prior + (np.sum(eta * self._hot, axis=-1) - self._total(eta)).sum(1))
-
-    def _total(self, eta: np.ndarray) -> np.ndarray:
-        """Return the log of what normalizes the probabilities."""
-        return np.logaddexp(0.0, eta)[..., 0] if self.outputs == 1 else logsumexp(eta, axis=-1)
-
-    def expected(self, q: Gaussian) -> tuple[float, np.ndarray, np.ndarray]:
-        """Return the ELBO of a Gaussian, ∇ and P of the module's docstring."""
-        k, d = self._precision.shape
-        m = q.loc.reshape(k, d)
-        roots = (self._x @ q.tril.reshape(k, d, -1)).swapaxes(0, 1)
-        cov = roots @ roots.swapaxes(1, 2)  # of the linear predictors of each row
-        root = np.linalg.cholesky(cov + 1e-12 * np.eye(k))
-        mean = self._x @ m.T
-        p, second, total = np.zeros_like(mean), np.zeros((len(mean), k, k)), np.zeros(len(mean))
-        for node, weight in zip(self._nodes, self._weights, strict=True):
-            eta = mean + root @ node
-            here = expit(eta) if k == 1 else softmax(eta, axis=-1)
-            total += weight * self._total(eta)
-            p += weight * here
-            second += weight * here[:, :, None] * here[:, None, :]
-        spread = -second
-        spread[:, np.arange(k), np.arange(k)] += p
-        var = np.sum(q.tril**2, axis=1).reshape(k, d)
-        prior = self._constant - 0.5 * float(np.sum(self._precision * (m**2 + var)))
-        elbo = float(np.sum(mean * self._hot) - total.sum()) + prior + q.entropy
-        gradient = (self._hot - p).T @ self._x - self._precision * m
-        precision = np.diag(self._precision.ravel())
-        for i in range(k):
-            for j in range(i + 1):
-                block = self._x.T @ (spread[:, i, j, None] * self._x)
-                precision[i * d : (i + 1) * d, j * d : (j + 1) * d] += block
-                if j < i:
-                    precision[j * d : (j + 1) * d, i * d : (i + 1) * d] += block
-        return elbo, gradient.ravel(), precision
 
 
 def best_gaussian(density: SoftmaxDensity, start: Gaussian) -> tuple[float, Gaussian]:
