@@ -119,14 +119,13 @@ class LocalExpectation(Estimator):
         return here.total(stop=x), scores, alarms
 
     def evaluator(self, problem: Problem, noise: Noise, found: Arranged) -> Callable[..., Evaluation]:
-        """Return f as a function of the fixed coordinates, with its exact terms; `draw` is the pivot if they are its."""
+        """Return f as a function of the fixed coordinates, or at those of a draw itself, with its exact terms."""
 
         def evaluate(x: dict[str, jax.Array], draw: Draw | None = None) -> Evaluation:
-            run = {"noise": noise, "exact_entropy": found.exact}
             if draw is None:
-                here = problem.evaluate(x, pivot=found.pivot, **run)
+                here = problem.evaluate(x, noise, pivot=found.pivot, exact_entropy=found.exact)
             else:
-                here = problem.evaluate_draw(draw, x, **run)
+                here = problem.evaluate_draw(draw, x, noise, exact_entropy=found.exact)
             return replaced(problem, found.pivot, noise, here, x, found.split, found.exact)
 
         return evaluate

@@ -1,6 +1,6 @@
-"""Expectations of additive terms over independent elements: exact where a rule gives them, with the reason where none does.
+"""Expectations of additive terms over independent elements: exact where a rule gives them, else the reason why not.
 
-    Ē_t = E[f_t(x)],    x the elements of some sites with known laws; all else that f closes over is held fixed
+Ē_t = E[f_t(x)],    x the elements of some sites with known laws; all else that f closes over is held fixed
 """
 
 from __future__ import annotations
@@ -33,6 +33,16 @@ class Term(NamedTuple):
     line: str
     sites: frozenset[str]
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the expectation is known."""
+        return self.mean is not None
+
+    def __str__(self) -> str:
+        if self.is_exact:
+            return f"exact ({self.how})"
+        return f"sampled, because of {self.how}" + (f" at {self.line}" if self.line else "")
+
 
 def expectations(f: Callable[[dict[str, Any]], dict[str, Any]], laws: Mapping[str, Law]) -> dict[str, Term]:
     """Return for each term of f its expectation over the sites, as an array of the term's shape.
@@ -61,5 +71,7 @@ def _term(known: Known, i: int) -> Term:
         mean = known.mean(i)
     except Unknown as error:
         return Term(None, error.reason, error.line, sites)
+    except (ValueError, TypeError, IndexError, NotImplementedError) as error:  # a rule met what it was not made for
+        return Term(None, f"{type(error).__name__} in a rule", "", sites)
     how = ", ".join(dict.fromkeys(known.rules.values())) or "sums"
     return Term(jnp.broadcast_to(mean, program.shapes[i]), how, "", sites)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -80,7 +81,7 @@ def _keeps(program: Program, op: Op) -> bool:
     return is_number(after) and (before == np.dtype(bool) or (is_number(before) and np.dtype(before).kind == "i"))
 
 
-def is_number(dtype: object) -> bool:
+def is_number(dtype: Any) -> bool:
     """Say whether sums of this type are those of its numbers: narrow and unsigned integers wrap around."""
-    whole = jnp.issubdtype(dtype, jnp.signedinteger) and np.dtype(dtype).itemsize >= 4  # type: ignore[arg-type]
-    return bool(whole or jnp.issubdtype(dtype, jnp.floating))  # type: ignore[arg-type]
+    whole = jnp.issubdtype(dtype, jnp.signedinteger) and dtype.itemsize >= 4
+    return bool(whole or jnp.issubdtype(dtype, jnp.floating))

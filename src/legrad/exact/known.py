@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad.exact import closed, linear, products
+from legrad.exact.adding import sum_along
 from legrad.exact.certain import Certain
 from legrad.exact.families import Family, family
 from legrad.exact.laws import Law
@@ -289,9 +290,7 @@ class Known:
     def _by_elements(self, i: int, normal: bool) -> Moments:
         """Return the moments of a sum in which elements may meet on several routes, by its coefficients."""
         pieces = self.pieces(i)
-        variance = jnp.broadcast_to(
-            linear.covariance(pieces, pieces, self.element_variances), self.program.shapes[i]
-        )
+        variance = jnp.broadcast_to(linear.covariance(pieces, pieces, self.element_variances), self.program.shapes[i])
         self.rules[i] = "coefficients"
         sees = self.sight.of(i)
         return Moments(constant(self.mean(i)), constant(variance), normal, sees, sees)
@@ -323,7 +322,10 @@ class Known:
             if any(continuous) and (why := obstacle(self.program, self.signs, op, continuous)) is not None:
                 raise Unknown(why)
             self._require_small(op, tables)
-            table = apply(op, tables, self.context)[op.outputs.index(i)]
+            if op.name == "reduce_sum":
+                table = sum_along(tables[0], op.eqn.params["axes"], LIMIT, NUMBERS)
+            else:
+                table = apply(op, tables, self.context)[op.outputs.index(i)]
             if math.prod(jnp.shape(table.values)) > NUMBERS:
                 raise Unknown(f"a table of {math.prod(jnp.shape(table.values)):,} numbers")
         except (Unknown, CannotSum):
@@ -338,8 +340,10 @@ class Known:
         """Raise if two tables together are too large, before they are computed."""
         same = [t for t in tables if t.labels and len(t.shape) == len(self.program.shapes[op.outputs[0]])]
         if len(same) > 1:
-            flat = [Table(np.zeros((*(x.size for x in t.labels), *(1,) * len(t.shape)), bool), t.labels, t.shape)
-                    for t in same]
+            flat = [
+                Table(np.zeros((*(x.size for x in t.labels), *(1,) * len(t.shape)), bool), t.labels, t.shape)
+                for t in same
+            ]
             _, labels = align(flat, LIMIT, np)
             own = np.broadcast_shapes(*(t.own for t in same))
             if math.prod(label.size for label in labels) * math.prod(own) > NUMBERS:
@@ -378,9 +382,7 @@ class Known:
         k = random[0]
         if kind is Family.ADD:
             shape = self.program.shapes[i]
-            parts = [self.pieces(j) for j in op.inputs]
-            if any(piece.shape != shape for found in parts for piece in found):
-                raise Unknown("a sum of numbers of different shapes")
+            parts = [[linear.widened(piece, shape) for piece in self.pieces(j)] for j in op.inputs]
             second = parts[1] if op.name != "sub" else [linear.scaled(p, -1.0) for p in parts[1]]
             return [*parts[0], *second]
         inner = self.pieces(op.inputs[k])
@@ -388,7 +390,7 @@ class Known:
         if kind is Family.SCALE and arrays:
             other = -1.0 if op.name == "neg" else real(arrays[1 - k])
             factor = 1 / other if op.name == "div" else other
-            return [linear.scaled(piece, factor) for piece in inner]
+            return [linear.scaled(linear.widened(piece, self.program.shapes[i]), factor) for piece in inner]
         if kind is Family.MOVE and arrays and op.name not in ("pad", "concatenate", "select_n", "split"):
             read = [self.program.read(j) for j in op.inputs]
             return [linear.moved(piece, op, read, k) for piece in inner]

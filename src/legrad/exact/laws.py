@@ -90,6 +90,9 @@ def law(scalar: Scalar, dtype: Any) -> Law:
         loc, scale = (jnp.broadcast_to(jnp.asarray(x, dtype), shape) for x in (base.loc, base.scale))
         z, weights = (x.reshape(-1, *(1,) * len(shape)).astype(dtype) for x in nodes(dtype))
         return Law(shape, loc + scale * z, weights, loc, scale**2, True, dtype)
+    found: Any
+    inside: Any
+    values: Any
     with jax.ensure_compile_time_eval():
         found, inside = enumerate_values(base)
     values = found if isinstance(found, jax.core.Tracer) else np.asarray(found)
@@ -102,4 +105,3 @@ def law(scalar: Scalar, dtype: Any) -> Law:
     mean = jnp.sum(weights * numbers, axis=0)
     variance = jnp.sum(weights * (numbers - mean) ** 2, axis=0)
     return Law(shape, values.astype(dtype), weights, mean, variance, False, dtype)
-

@@ -51,6 +51,16 @@ def stored(elements: np.ndarray, coefficients: Any) -> Piece:
     return Piece(elements, lambda: coefficients, pick)
 
 
+def widened(piece: Piece, shape: tuple[int, ...]) -> Piece:
+    """Repeat a piece along axes of length 1, as elementwise primitives do; a number without axes everywhere."""
+    if piece.shape == shape:
+        return piece
+    rank, R = len(shape), len(piece.elements)
+    lined = (R, *(1,) * (rank - len(piece.shape)), *piece.shape)
+    coefficients = jnp.broadcast_to(piece.coefficients(), piece.elements.shape).reshape(lined)
+    return stored(np.broadcast_to(piece.elements.reshape(lined), (R, *shape)), coefficients)
+
+
 def scaled(piece: Piece, factor: Any) -> Piece:
     """Multiply by constants, one for each position or one for all."""
     return replace(
@@ -62,7 +72,6 @@ def scaled(piece: Piece, factor: Any) -> Piece:
 
 def moved(piece: Piece, op: Op, operands: Sequence[Any], place: int) -> Piece:
     """Move the numbers by an operation whose other operands are constants; what it fills in sees no element."""
-
     if op.name in ("convert_element_type", "copy"):
         return piece
 

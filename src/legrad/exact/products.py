@@ -87,9 +87,9 @@ def _mean_of_dot(known: Known, op: Op) -> Any:
         pieces.append(known.pieces(i))
     both = linear.covariance(pieces[0], pieces[1], known.element_variances)
     shape = known.program.shapes[a]
-    axes = tuple(range(nb, nb + nc))
+    summed = tuple(range(nb, nb + nc))
     known.rules[op.outputs[0]] = "quadratic form"
-    return means + jnp.sum(jnp.broadcast_to(both, shape), axis=axes)
+    return means + jnp.sum(jnp.broadcast_to(both, shape), axis=summed)
 
 
 def _for_dot(seen: Seen, contract: Any, batch: Any) -> np.ndarray:

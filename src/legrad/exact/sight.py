@@ -51,7 +51,7 @@ class Sight:
         """Return what a value of the program sees; None if it sees nothing."""
         return self.found.get(number)
 
-    def disjoint(self, a: Seen, b: Seen) -> np.ndarray:
+    def disjoint(self, a: Seen, b: Seen) -> Any:
         """Say for each position whether two numbers are known to see no common element. Shapes broadcast."""
         if a is None or b is None:
             return np.True_
@@ -98,7 +98,7 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> Any:
 
 
 def _apart(boxes: np.ndarray) -> bool:
-    """Say whether boxes on the last axis are apart: points that differ, or intervals that are apart along one axis."""
+    """Say whether boxes on the last axis are apart: different points, or intervals apart along one axis."""
     half = len(boxes) // 2
     low, high = boxes[:half].astype(np.int64), -boxes[half:].astype(np.int64)
     if np.array_equal(low, high):

@@ -1,8 +1,8 @@
 """Variables that tables are summed over: the elements of all sites, and standardized projections.
 
 A label of a table names the variable at each position. Variables have one numbering: first the elements of the sites,
-then, in blocks, projections ξ of Normal elements (u = m + s·ξ), each block for one array of the program. Two different
-elements are independent; a projection is independent of what sees none of the elements that are in it.
+then, in blocks, projections ξ of Normal elements (u = m + s·ξ), each block for one array of the program. Two
+different elements are independent; a projection is independent of what sees none of the elements that are in it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from legrad.exact.laws import Law, nodes
 from legrad.exact.sight import Seen, Sight
 from legrad.exact.unknown import Unknown
 from legrad.marginal.table import Label, Table
+
+_FEW = 8  # positions for each one where labels meet, above which these are summed apart
 
 
 class Variables:
@@ -68,21 +70,21 @@ class Variables:
         sites = self._sites(elements)
         if sites and all(n is None or self.laws[n].normal for n in sites) and (elements >= 0).all():
             return self.node_weights.reshape(-1, *(1,) * rank)
-        if len(sites) == 1 and (elements >= 0).all():
-            (name,) = sites
+        if len(sites) == 1 and sites[0] is not None and (elements >= 0).all():
+            name = sites[0]
             law, index = self.laws[name], elements - self.sight.starts[name]
             if np.array_equal(index.ravel(), np.arange(math.prod(law.shape))):
                 return law.weights.reshape(label.size, *elements.shape)
             return law.weights.reshape(label.size, -1)[:, index]
         first = jnp.zeros((label.size, 1), self.dtype).at[0].set(1.0)  # a position without an element
         columns, index, begin = [first], np.zeros(elements.shape, int), 1
-        for name in sites:
-            if name is None:
+        for site in sites:
+            if site is None:
                 columns.append(jnp.asarray(self.node_weights)[:, None])
                 index = np.where(elements >= self.elements, begin, index)
                 begin += 1
                 continue
-            law, start = self.laws[name], self.sight.starts[name]
+            law, start = self.laws[site], self.sight.starts[site]
             count = math.prod(law.shape)
             columns.append(jnp.broadcast_to(law.weights, (label.size, *law.shape)).reshape(label.size, count))
             index = np.where((elements >= start) & (elements < start + count), begin + elements - start, index)
@@ -96,14 +98,32 @@ class Variables:
         """
         self._check(table.labels)
         labels, values = list(table.labels), jnp.asarray(table.values)
+        gone = [label for label in labels if drop is None or any(label is x for x in drop)]
+        twice = _twice(labels)
+        apart = self._meet(table, gone, twice) if twice is not None else None
         for place in reversed(range(len(labels))):
-            if drop is not None and not any(labels[place] is label for label in drop):
-                continue
-            values = self._summed(values, labels, place)
-            del labels[place]
+            if any(labels[place] is label for label in gone):
+                values = self._summed(values, labels, place, twice is not None and apart is None)
+                del labels[place]
+        if apart is not None:
+            index, right = apart
+            values = values.at[(..., *index)].set(right)
         return Table(values, tuple(labels), table.shape)
 
-    def _summed(self, values: Any, labels: list[Label], place: int) -> Any:
+    def _meet(self, table: Table, gone: list[Label], twice: np.ndarray) -> tuple[Any, Any] | None:
+        """Sum at the few positions where two labels name one variable; None if they are many."""
+        if table.own != table.shape or twice.size < _FEW * np.sum(twice):
+            return None
+        index = np.nonzero(np.broadcast_to(twice, table.shape))
+        few = [Label(x.size, np.broadcast_to(x.elements, table.shape)[index]) for x in table.labels]
+        values, labels = jnp.asarray(table.values)[(..., *index)], list(few)
+        for place in reversed(range(len(labels))):
+            if any(table.labels[place] is label for label in gone):
+                values = self._summed(values, labels, place, True)
+                del labels[place]
+        return index, values
+
+    def _summed(self, values: Any, labels: list[Label], place: int, meeting: bool) -> Any:
         label, lead = labels[place], len(labels)
         own = values.shape[lead:]
         weights = self.weights(label)
@@ -111,8 +131,8 @@ class Variables:
         if jnp.issubdtype(values.dtype, jnp.floating):
             weights = weights.astype(values.dtype)
         counts = weights > 0  # a candidate of weight zero adds nothing, even where the table is infinite
-        total = jnp.sum(jnp.where(counts, weights * jnp.where(counts, values, 0), 0), axis=place)
-        for other in range(lead):
+        total = jnp.sum(weights * jnp.where(counts, values, 0), axis=place)
+        for other in range(lead) if meeting else ():
             if other == place or labels[other].size != label.size:
                 continue
             same = (labels[other].elements == label.elements) & (label.elements >= 0)
@@ -153,6 +173,15 @@ class Variables:
             if np.any((elements >= start) & (elements < end))
         ]
         return [*found, None] if np.any(elements >= self.elements) else found
+
+
+def _twice(labels: Sequence[Label]) -> np.ndarray | None:
+    """Say at which positions two labels name one variable; None if at no position."""
+    found: Any = False
+    for i, a in enumerate(labels):
+        for b in labels[i + 1 :]:
+            found = found | ((a.elements == b.elements) & (a.elements >= 0) & (a.size == b.size))
+    return np.asarray(found) if np.any(found) else None
 
 
 def _aligned(mask: np.ndarray, own: tuple[int, ...]) -> Any:

@@ -88,7 +88,9 @@ class Explanation:
         costs: one cost for each latent whose elements are changed one at a time.
         methods: how each latent of a guide is treated, in words.
         terms: what is known of the expectation of each term that sees independent latents of the guide.
-        deterministic: whether the whole objective is a number without sampling noise.
+        deterministic: whether the whole objective is a number without sampling noise, given the members of each
+            plate that are used.
+        subsampled: the plates of which a step uses some members only, whose noise stays.
     """
 
     def __init__(self) -> None:
@@ -97,6 +99,7 @@ class Explanation:
         self.methods: dict[str, str] = {}
         self.terms: dict[str, Any] = {}
         self.deterministic = False
+        self.subsampled: list[str] = []
 
     def of(self, primitive: str) -> list[Row]:
         """Return the rows of one primitive."""
@@ -109,6 +112,16 @@ class Explanation:
 
     def __str__(self) -> str:
         methods = [f"{name}: {method}." for name, method in self.methods.items()]
+        methods += [f"{name}: {term}." for name, term in self.terms.items()]
+        if self.deterministic:
+            methods.append("The objective is deterministic: no latent is sampled.")
+        if self.subsampled:
+            plates = ", ".join(f"'{name}'" for name in self.subsampled)
+            methods.append(
+                f"Only the subsampling of {plates} adds noise."
+                if self.deterministic
+                else f"The subsampling of {plates} adds noise of its own."
+            )
         if not self.costs:
             return "\n".join(["No latent is changed one element at a time.", *methods])
         head = ("latent", "line", "primitive", "structure", "touched", "numbers", "note")
