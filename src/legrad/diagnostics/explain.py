@@ -7,11 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from numpyro import handlers
 from numpyro.infer.elbo import ELBO
 
 from legrad.estimators import LocalExpectation
 from legrad.marginal.report import Sums, explain_sum
+from legrad.model.log_density import LogDensity
 from legrad.model.parameters import Parameters
+from legrad.model.threads import one_at_a_time
 from legrad.singlesite import MEMORY, single_site_differences
 from legrad.singlesite.report import Explanation, listening
 
@@ -32,7 +35,8 @@ def explain(
     - `explain(model, args=...)` says which discrete latents are summed out and at what cost; of each of the others,
       which two elements meet in which line.
     - `explain(model, guide, args=...)` says which primitives keep the structure of a one-element change in the
-      estimator's gradient, and the cost relative to brute force.
+      estimator's gradient, and the cost relative to brute force; which terms of log p are exact, by which rule, and
+      at which line the others stopped being so; and whether the whole objective is deterministic.
     - `explain(f, x)` says the same of a function of arrays.
 
     Args:
@@ -78,4 +82,20 @@ def _explain_guide(model: Any, guide: Any, args: Any, kwargs: Any, params: Any, 
     start = Parameters(model, guide, args, kwargs, key, params).initial
     with listening() as found:
         jax.eval_shape(lambda params, key: estimator.loss(key, params, model, guide, *args, **kwargs), start, key)
+    found.subsampled = _subsampled(model, args, kwargs)
     return found
+
+
+@one_at_a_time
+def _subsampled(model: Any, args: Any, kwargs: Any) -> list[str]:
+    """List the plates of a model of which a step uses some members only."""
+    plates: dict[str, tuple[int, int]] = {}
+
+    def run(key: jax.Array) -> None:
+        with handlers.trace() as trace, handlers.seed(rng_seed=key):
+            model(*args, **kwargs)
+        plates.update({n: site["args"] for n, site in trace.items() if site["type"] == "plate"})
+
+    if not isinstance(model, LogDensity):
+        jax.eval_shape(run, jax.random.key(0))
+    return [name for name, (size, used) in plates.items() if used is not None and used < size]

@@ -73,7 +73,7 @@ def guide(Z: Any, y: Any, prior_scale: float) -> None:
 def estimators(s: Settings) -> dict[str, Any]:
     """The three methods."""
     return {
-        "LeGrad": legrad.LocalExpectation(nodes=s.nodes),
+        "LeGrad": legrad.LocalExpectation(nodes=s.nodes, exact_terms=False),
         "ReGrad": legrad.Reparameterized(),
         "LdGrad": LdGrad(s.samples, "apart"),
     }

@@ -38,7 +38,7 @@ from legrad.model.parameters import require_same
 from legrad.model.precision import as_double, in_double
 from legrad.model.problem import Noise, Problem
 from legrad.model.threads import one_at_a_time
-from legrad.singlesite.report import listening
+from legrad.singlesite.report import Explanation, listening
 
 _KIND = "result"
 
@@ -124,6 +124,18 @@ class FitResult:
             return self.how
         if not isinstance(self.estimator, LocalExpectation):
             return self.estimator_name
+        found = self._arrangement
+        other = [f"{site} is {how}" for site, how in found.methods.items() if "would cost" in how]
+        return "; ".join([self.estimator_name, *other, *([self.note] if self.note else [])])
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether no latent was sampled: all terms were exact, and only the subsampling of plates can add noise."""
+        return isinstance(self.estimator, LocalExpectation) and self._arrangement.deterministic
+
+    @cached_property
+    def _arrangement(self) -> Explanation:
+        """How `LocalExpectation` treats each latent and each term."""
         estimator, problem = self.estimator, self.problem
 
         def look(params: Any, key: jax.Array) -> None:
@@ -132,8 +144,7 @@ class FitResult:
 
         with listening() as found, one_at_a_time:
             jax.eval_shape(look, dict(problem.params), jax.random.key(0))
-        other = [f"{site} is {how}" for site, how in found.methods.items() if "would cost" in how]
-        return "; ".join([self.estimator_name, *other, *([self.note] if self.note else [])])
+        return found
 
     @property
     def estimator_name(self) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from legrad.singlesite.change import Change, Lazy
 from legrad.singlesite.labelled import K
@@ -86,12 +87,19 @@ class Explanation:
         rows: one row for each primitive and latent.
         costs: one cost for each latent whose elements are changed one at a time.
         methods: how each latent of a guide is treated, in words.
+        terms: what is known of the expectation of each term that sees independent latents of the guide.
+        deterministic: whether the whole objective is a number without sampling noise, given the members of each
+            plate that are used.
+        subsampled: the plates of which a step uses some members only, whose noise stays.
     """
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.costs: list[Cost] = []
         self.methods: dict[str, str] = {}
+        self.terms: dict[str, Any] = {}
+        self.deterministic = False
+        self.subsampled: list[str] = []
 
     def of(self, primitive: str) -> list[Row]:
         """Return the rows of one primitive."""
@@ -104,6 +112,16 @@ class Explanation:
 
     def __str__(self) -> str:
         methods = [f"{name}: {method}." for name, method in self.methods.items()]
+        methods += [f"{name}: {term}." for name, term in self.terms.items()]
+        if self.deterministic:
+            methods.append("The objective is deterministic: no latent is sampled.")
+        if self.subsampled:
+            plates = ", ".join(f"'{name}'" for name in self.subsampled)
+            methods.append(
+                f"Only the subsampling of {plates} adds noise."
+                if self.deterministic
+                else f"The subsampling of {plates} adds noise of its own."
+            )
         if not self.costs:
             return "\n".join(["No latent is changed one element at a time.", *methods])
         head = ("latent", "line", "primitive", "structure", "touched", "numbers", "note")
@@ -135,6 +153,13 @@ def tell_methods(methods: dict[str, str]) -> None:
     """Add how each latent of a guide is treated to the explanations being collected."""
     for listener in _LOCAL.listeners:
         listener.methods.update(methods)
+
+
+def tell_terms(terms: Mapping[str, Any], deterministic: bool) -> None:
+    """Add which terms are exact to the explanations being collected."""
+    for listener in _LOCAL.listeners:
+        listener.terms.update(terms)
+        listener.deterministic = deterministic
 
 
 def tell(name: str, program: Program, input_id: int, count: int, plan: Plan | None) -> None:

@@ -53,7 +53,7 @@ def guide(x: jax.Array, seen: jax.Array, hidden: int) -> None:
 def _steps(hidden: int, estimator_rows: int) -> tuple[optax.GradientTransformation, Callable[..., Any]]:
     """Return the optimizer, and a compiled function that takes `_CHUNK` steps; compiled once for each width."""
     optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=1e-2)
-    estimator = LocalExpectation()
+    estimator = LocalExpectation(exact_terms=False)
 
     def step(carry: Any, given: Any) -> Any:
         params, state, x, seen = carry
