@@ -33,6 +33,10 @@ class Gradients:
     Args:
         peer: the problem.
         method: the estimator.
+
+    Attributes:
+        compiled: the seconds that compiling took.
+        temporaries: the bytes that the program needs beside its arguments and results.
     """
 
     def __init__(self, peer: Peer, method: Method) -> None:
@@ -60,6 +64,7 @@ class Gradients:
         self.key, self.rate = jax.random.key(3), jnp.zeros(())
         self._run = jax.jit(run).lower(self.at, self.key, 1, self.rate, self.arrays).compile()
         self.compiled = time.perf_counter() - begun
+        self.temporaries = int(self._run.memory_analysis().temp_size_in_bytes)
 
     def last(self, key: jax.Array, steps: int = 1) -> dict[str, jax.Array]:
         """The last of so many gradients."""
