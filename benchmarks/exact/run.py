@@ -28,10 +28,10 @@ sys.path.append(str(Path(__file__).parents[1] / "peers"))
 
 import jax
 import numpy as np
-from by_hand import BY_HAND
 from data import sources
+from elbos_by_hand import BY_HAND
 from estimators import REGRAD, Method, sentence
-from limits_exact import limits
+from exact_limits import limits
 from measure import Draws, Gradients
 from problems import PROBLEMS
 from row import Peer
