@@ -3,8 +3,8 @@
     python benchmarks/exact/run.py [--only NAMES] [--quick] [--out FILE]      (make bench-exact)
 
 For each of eight problems, in float32, all methods are compiled in one process and take turns; a ratio is the median
-over the rounds of the ratios within a round. A gradient is timed inside a compiled loop, as a fit takes it: the loss by
-hand is differentiated by `jax.grad`, and what does not depend on the parameters is computed once for all methods.
+over the rounds of the ratios within a round. A gradient is timed inside a compiled loop, as a fit takes it: the loss
+by hand is differentiated by `jax.grad`, and what does not depend on the parameters is computed once for all methods.
 Variance is over keys, at the same parameters for all. Bytes are those of the compiled program beside its arguments.
 Writes docs/results/exact.json, from which docs/exact_results.py makes the page.
 """
@@ -190,8 +190,8 @@ def _tell(row: dict[str, Any]) -> None:
     tqdm.write(row["title"])
     for name, r in row["methods"].items():
         tqdm.write(
-            f"  {name:22} ms {1e3 * r['seconds']:9.4g}  variance {r['variance']:9.3g}  noise {r['noise']:8.2g}  from by hand "
-            f"{r['distance']:8.2g}  compiling {r['compiling']:5.1f} s  {r['bytes'] / 1e6:8.2f} MB"
+            f"  {name:22} ms {1e3 * r['seconds']:9.4g}  variance {r['variance']:9.3g}  noise {r['noise']:8.2g}  "
+            f"from by hand {r['distance']:8.2g}  compiling {r['compiling']:5.1f} s  {r['bytes'] / 1e6:8.2f} MB"
         )
     for name, why in row["refused"].items():
         tqdm.write(f"  {name:22} {why}")

@@ -1,4 +1,4 @@
-"""Generated programs: the loss, averaged over whatever stays sampled, is the negative ELBO, and so is its gradient."""
+"""Generated programs: the loss, averaged over what stays sampled, is the negative ELBO, and so is its gradient."""
 
 import pytest
 

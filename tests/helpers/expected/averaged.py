@@ -1,7 +1,7 @@
 """The mean of LocalExpectation's value and gradient over everything that it may draw.
 
-Where the objective is deterministic that is its value. Where some terms stay sampled, it is the sum over all pivots of
-the guide, with a dense rule for the noise of continuous sites, so that nothing is left to chance.
+Where the objective is deterministic that is its value. Where some terms stay sampled, it is the sum over all pivots
+of the guide, with a dense rule for the noise of continuous sites, so that nothing is left to chance.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import numpyro.distributions as dist
 
 import legrad
 from expected.case import Case
+from legrad import _compat
 from legrad.model.problem import Noise
 from pivots import Given, Pivots, bare, elementwise, together, trace_of
 
 MOST = 30_000  # pivots
-BATCH = 1 << 12
-NODES = 20  # of an element that is integrated with the others at a pivot
+BATCH = 1 << 8
+NODES = 50  # of an element that is integrated with the others at a pivot
 END = 8.0  # of the noise, in standard deviations
 KEYS = 8  # that a deterministic loss is the same for
 SAME = 1e-12  # relative
@@ -46,7 +47,7 @@ class Found(NamedTuple):
 
 def found(case: Case) -> Found:
     """Return what LocalExpectation finds, with everything that it draws averaged out."""
-    program = jax.jit(lambda params, key: _loss(legrad.LocalExpectation(), case, params, key))
+    program = _compat.jit(lambda params, key: _loss(legrad.LocalExpectation(), case, params, key))
     first, *others = (jax.device_get(program(case.params, jax.random.key(seed))) for seed in range(KEYS))
     if all(_same(first, other) for other in others):
         return Found(*first, True, 0.0)
@@ -78,7 +79,7 @@ def _over_pivots(case: Case, estimator: Any) -> Found:
                 case.params
             )
 
-    @jax.jit
+    @_compat.jit
     def some(given: dict[str, Any], mass: jax.Array) -> Any:
         return jax.tree.map(lambda a: jnp.tensordot(mass, a, 1), jax.vmap(one)(given))
 

@@ -23,6 +23,7 @@ from numpyro import handlers
 from numpyro.infer.util import log_density
 from numpyro.primitives import Messenger
 
+from legrad import _compat
 from pivots import bare, elementwise, product
 
 Values = dict[str, Any]
@@ -116,7 +117,7 @@ class Dense:
         """Return the negative ELBO; what has no probability takes no part."""
         log_weight, f = jax.vmap(lambda point: self.one(params, point))(self.grid)
         weight = jnp.exp(log_weight)
-        return -jnp.sum(jnp.where(weight > 0, weight * f, 0.0))
+        return -jnp.sum(jnp.where(weight > 0, weight * jnp.where(weight > 0, f, 0.0), 0.0))
 
     def __call__(self, params: Values) -> tuple[jax.Array, Values]:
-        return jax.jit(jax.value_and_grad(self.loss))(params)
+        return _compat.jit(jax.value_and_grad(self.loss))(params)  # XLA's YNNPACK mixes up constants

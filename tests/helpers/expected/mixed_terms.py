@@ -13,10 +13,11 @@ from expected.discrete_terms import noise
 
 def mixture(b: Builder) -> None:
     """Components chosen by states, `mu[c]`; a mean alone, or a line with a common slope."""
-    n, K = int(b.rng.integers(2, 5)), int(b.rng.integers(2, 4))
+    K = int(b.rng.integers(2, 4))
+    n, b.points = int(b.rng.integers(2, 5 if K == 2 else 4)), 21 if K == 3 else None  # polynomials need few
     c, mu, y = b.choice(n, K), b.normal(K), b.array("y", b.rng.normal(size=n))
     sd, observe, t = noise(b), b.observed(n), b.array("t", b.rng.normal(size=n))
-    slope = b.normal(1, name="s") if K == 2 and b.rng.integers(2) else None
+    slope = b.normal(1, name="s") if K == 2 and n < 4 and b.rng.integers(2) else None
 
     def term(v: Values) -> None:
         mean = v[mu][v[c]] if slope is None else v[mu][v[c]] + v[slope][0] * v[t]
@@ -43,7 +44,7 @@ def slab(b: Builder) -> None:
     """Linear regression on `gamma * beta`."""
     d, m = int(b.rng.integers(1, 4)), int(b.rng.integers(2, 6))
     z, x, X, y = b.binary(d), b.normal(d), b.matrix(m, d), b.array("y", b.rng.normal(size=m))
-    sd, observe, b.points = noise(b), b.observed(m), 29 if d == 3 else None  # polynomials need few
+    sd, observe, b.points = noise(b), b.observed(m), 29 if d == 3 else None
     b.terms.append(lambda v: observe(dist.Normal(v[X] @ (v[z] * v[x]), sd(v)), v[y]))
 
 
