@@ -38,8 +38,8 @@ def page() -> str:
     loads = [load for row in rows.values() for load in row["load"]]
     lines.append(
         _fill(
-            f"{versions}, float32, {found['machine']}; data of the logistic regression: {found['data']}. Processes that "
-            f"wanted a core meanwhile: {min(loads):.1f} to {max(loads):.1f}."
+            f"{versions}, float32, {found['machine']}; data of the logistic regression: {found['data']}. "
+            f"Processes that wanted a core meanwhile: {min(loads):.1f} to {max(loads):.1f}."
         )
     )
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
 """Programs in which numbers share elements, or are not what they seem: wrong exactness would show in each.
 
-What is not proved must stay sampled. So whatever a program's terms are taken for, the loss averaged over what is drawn
-is the sum over a dense grid of all latents, and so is its gradient.
+What is not proved must stay sampled. So whatever a program's terms are taken for, the loss averaged over what is
+drawn is the sum over a dense grid of all latents, and so is its gradient.
 """
 
 import zlib
