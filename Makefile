@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-growth bench-likelihoods bench-marginalize bench-mnist bench-overhead bench-single-site bench-sklearn \
+.PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-exact bench-growth bench-likelihoods bench-marginalize bench-mnist bench-overhead bench-single-site bench-sklearn \
 	bench-survival bench-data bench-torch trust docs clean
 
 demo: $(VENV)/.demo
@@ -64,6 +64,11 @@ bench-mnist: $(VENV)/.demo
 bench-sklearn: $(VENV)/.demo
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python benchmarks/sklearn_table.py
 	$(BIN)/python docs/scikit_learn.py
+
+# Exact terms against the paper's estimator and ELBOs by hand, MNIST from LEGRAD_DATA. Writes docs/exact_results.md.
+bench-exact: $(VENV)/.demo
+	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/exact/run.py
+	$(BIN)/python docs/exact_results.py
 
 # Steps per second of the loop against NumPyro's, on a tiny model.
 bench-overhead: $(VENV)/.demo

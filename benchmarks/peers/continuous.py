@@ -75,9 +75,9 @@ def _gaussian(name: str, n: int, small: bool) -> Peer:
     )
 
 
-def gaussian_100(small: bool = False) -> Peer:
+def gaussian_100(small: bool = False, size: int | None = None) -> Peer:
     """The paper's correlated Gaussian and a factorized guide."""
-    return _gaussian("gaussian_100", 12 if small else 100, small)
+    return _gaussian("gaussian_100", size or (12 if small else 100), small)
 
 
 def gaussian_1000(small: bool = False) -> Peer:

@@ -1,6 +1,7 @@
 """The problems of the peers table with discrete latents: regression, a grid, a mixture, chains, a noisy-or network.
 
 Logits start near zero but not at it: the derivative of NumPyro 0.22's `Bernoulli(logits=0).log_prob` is wrong there.
+Each takes another `size`, for tests that enumerate.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ def near_zero(*shape: int) -> jax.Array:
     return jnp.asarray(0.1 * np.random.default_rng(0).normal(size=shape), float)
 
 
-def spike_and_slab(small: bool = False) -> Peer:
+def spike_and_slab(small: bool = False, size: tuple[int, int, int] | None = None) -> Peer:
     """Sparse linear regression: which features matter, and how much."""
-    n, p, true = (30, 8, 2) if small else (1000, 500, 25)
+    n, p, true = size or ((30, 8, 2) if small else (1000, 500, 25))
     rng = np.random.default_rng(8)
     X, weight = rng.normal(size=(n, p)), np.zeros(p)
     weight[:true] = rng.normal(size=true)
@@ -57,9 +58,9 @@ def spike_and_slab(small: bool = False) -> Peer:
     )
 
 
-def ising(small: bool = False) -> Peer:
+def ising(small: bool = False, size: int | None = None) -> Peer:
     """A grid of spins that like to be equal, each in a field of its own."""
-    n, rng = 5 if small else 50, np.random.default_rng(5)
+    n, rng = size or (5 if small else 50), np.random.default_rng(5)
 
     def model(field: jax.Array) -> None:
         with numpyro.plate("columns", n, dim=-1), numpyro.plate("rows", n, dim=-2):
@@ -78,9 +79,9 @@ def ising(small: bool = False) -> Peer:
     return Peer("ising", f"Ising {n}×{n}", model, guide, args, params, {"z": "Bernoulli"}, rate, 200)
 
 
-def mixture(small: bool = False) -> Peer:
+def mixture(small: bool = False, size: tuple[int, int] | None = None) -> Peer:
     """Which of 8 components each point comes from, and where the components are."""
-    n, K, rng = 40 if small else 10_000, 8, np.random.default_rng(6)
+    (n, K), rng = size or ((40 if small else 10_000), 8), np.random.default_rng(6)
     y = 3.0 * rng.integers(0, K, n) + rng.normal(size=n)
 
     def model(y: jax.Array) -> None:
@@ -103,9 +104,9 @@ def mixture(small: bool = False) -> Peer:
     return Peer("mixture", f"mixture of {K}, {n:,} points", model, guide, args, params, latents, rate, 100)
 
 
-def factorial_hmm(small: bool = False) -> Peer:
+def factorial_hmm(small: bool = False, size: int | None = None) -> Peer:
     """Three binary chains whose weighted sum is observed with noise; transitions are a factor over all of time."""
-    T, rng = 6 if small else 100, np.random.default_rng(15)
+    T, rng = size or (6 if small else 100), np.random.default_rng(15)
     stay, weight = np.array([0.95, 0.9, 0.8]), np.array([1.0, 2.0, 4.0])
     state, states = np.zeros(3, int), []
     for _ in range(T):

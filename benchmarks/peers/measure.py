@@ -17,6 +17,7 @@ import numpy as np
 from estimators import Method
 from row import Peer
 
+from legrad import _compat
 from legrad.diagnostics.gradients import gradient_at
 from legrad.diagnostics.timing import interleaved_seconds
 from legrad.model.arrays import split_arrays
@@ -33,6 +34,10 @@ class Gradients:
     Args:
         peer: the problem.
         method: the estimator.
+
+    Attributes:
+        compiled: the seconds that compiling took.
+        temporaries: the bytes that the program needs beside its arguments and results.
     """
 
     def __init__(self, peer: Peer, method: Method) -> None:
@@ -58,8 +63,9 @@ class Gradients:
 
         begun = time.perf_counter()
         self.key, self.rate = jax.random.key(3), jnp.zeros(())
-        self._run = jax.jit(run).lower(self.at, self.key, 1, self.rate, self.arrays).compile()
+        self._run = _compat.jit(run).lower(self.at, self.key, 1, self.rate, self.arrays).compile()
         self.compiled = time.perf_counter() - begun
+        self.temporaries = int(self._run.memory_analysis().temp_size_in_bytes)
 
     def last(self, key: jax.Array, steps: int = 1) -> dict[str, jax.Array]:
         """The last of so many gradients."""

@@ -79,8 +79,10 @@ class Given(Messenger):
         if msg["type"] not in ("sample", "plate") or msg["name"] not in self.data or msg.get("_control_flow_done"):
             return
         mine = self.data[msg["name"]]
-        if msg["type"] == "sample" and not msg["fn"].is_discrete:
-            base = bare(msg["fn"])
+        base = bare(msg["fn"]) if msg["type"] == "sample" else None
+        if isinstance(base, dist.MultivariateNormal):
+            msg["value"] = base.loc + base.scale_tril @ mine
+        elif base is not None and not base.is_discrete and not isinstance(base, dist.Gamma):
             log = isinstance(base, dist.LogNormal)
             normal = base.base_dist if log else base
             assert isinstance(normal, dist.Normal), base
