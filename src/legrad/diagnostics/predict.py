@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from legrad.diagnostics.replay import Trace, Whole, full_shape, latent_sites, observed_sites, replay, user_model
-from legrad.model.arrays import split_arrays
+from legrad.model.arrays import map_in_batches, split_arrays
 from legrad.model.log_density import LogDensity
 from legrad.model.problem import Problem
 
@@ -67,7 +67,7 @@ def predict(
             trace = replay(model, given_args, given_kwargs, item[0], given, handlers.uncondition(), *layers)
             return {name: trace[name]["value"] for name in observed}
 
-        return jax.lax.map(one, (keys, values), batch_size=min(_TOGETHER, len(keys)))
+        return map_in_batches(one, (keys, values), _TOGETHER)
 
     number = len(next(iter(draws.values())))
     return every(jax.random.split(key, number), {k: jnp.asarray(v) for k, v in kept.items()}, arrays)

@@ -20,7 +20,7 @@ from numpyro.primitives import Messenger
 from legrad import _compat
 from legrad.distributions.unwrap import unwrap
 from legrad.guides.protocol import HeavyTails
-from legrad.model.arrays import split_arrays
+from legrad.model.arrays import map_in_batches, split_arrays
 from legrad.model.problem import Evaluation, Noise, Problem
 from legrad.model.threads import one_at_a_time
 
@@ -155,7 +155,7 @@ def _compiled(problem: Problem, together: int) -> Any:
     def run(keys: jax.Array, arrays: list[Any]) -> Any:
         params, args, kwargs = rebuild(arrays)
         here = Problem(problem.model, problem.guide, params, args, kwargs, problem.entropy)
-        return jax.lax.map(lambda k: _one(here, k, handlers.trace()), keys, batch_size=min(together, len(keys)))
+        return map_in_batches(lambda k: _one(here, k, handlers.trace()), keys, together)
 
     return lambda keys: run(keys, arrays)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad.guides.latent_space import LatentSpace
-from legrad.model.arrays import split_arrays
+from legrad.model.arrays import map_in_batches, split_arrays
 
 _MEMORY = 1 << 28  # bytes of intermediate values that are computed together
 _DIFFERENCE = 1e-4  # the step of differences, relative to 1 + |x|
@@ -47,17 +47,15 @@ class Density:
             def product(v: jax.Array) -> jax.Array:
                 return jax.jvp(lambda x: jax.grad(f)(x, arrays), (x,), (v,))[1]
 
-            return jax.lax.map(product, jnp.eye(self.size), batch_size=min(self.size, self.together))
+            return map_in_batches(product, jnp.eye(self.size), self.together)
 
         self._arrays, self._has_products = arrays, True
         self._gradient = jax.jit(jax.value_and_grad(f))
         self._hessian = jax.jit(products)
         self._value = jax.jit(f)
-        self._many = jax.jit(lambda xs, arrays: jax.lax.map(lambda x: f(x, arrays), xs, batch_size=self.together))
+        self._many = jax.jit(lambda xs, arrays: map_in_batches(lambda x: f(x, arrays), xs, self.together))
         self._many_gradients = jax.jit(
-            lambda xs, arrays: jax.lax.map(
-                lambda x: jax.value_and_grad(f)(x, arrays), xs, batch_size=min(len(xs), self.together)
-            )
+            lambda xs, arrays: map_in_batches(lambda x: jax.value_and_grad(f)(x, arrays), xs, self.together)
         )
 
     def value(self, x: np.ndarray) -> float:

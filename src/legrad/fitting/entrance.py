@@ -7,12 +7,19 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from legrad.diagnostics.replay import user_model
 from legrad.fitting.result import FitResult
+from legrad.marginal.marginalize import Marginal
 from legrad.model.data_checks import check_data
-from legrad.model.explained import explained
-from legrad.model.frames import unframed
+from legrad.model.explained import NEEDS_NUMBERS, explained
+from legrad.model.fixed_arguments import WithFixed, fix
+from legrad.model.frames import Arguments, unframed
 from legrad.model.keys import as_key
+from legrad.model.log_density import LogDensity
 
 P = ParamSpec("P")
 
@@ -38,7 +45,29 @@ def entrance(fit: Callable[P, FitResult]) -> Callable[P, FitResult]:
         if settings.get("data") is None:
             check_data(user_model(model), given.args, given.kwargs)
         with explained(model, guide, given.args, given.kwargs, given.names):
-            result = run(model, guide, key=key, args=given.args, kwargs=given.kwargs, **settings)
+            try:
+                result = run(model, guide, key=key, args=given.args, kwargs=given.kwargs, **settings)
+            except NEEDS_NUMBERS:
+                if guide is not None or settings.get("data") is not None or isinstance(model, LogDensity | Marginal):
+                    raise
+                result = _with_numbers(run, model, given, key, settings)
         return replace(result, names=given.names) if given.names else result
 
     return cast(Callable[P, FitResult], enter)
+
+
+def _with_numbers(
+    run: Callable[..., FitResult], model: Callable[..., Any], given: Arguments, key: Any, settings: Mapping[str, Any]
+) -> FitResult:
+    """Fit a model that reads numbers of its arguments (groups, sizes) while it is compiled, or indexes by latents.
+
+    First with NumPy's arrays as JAX's, which a latent may index; then with all arrays as constants.
+    """
+    try:
+        args, kwargs = jax.tree.map(
+            lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, (given.args, given.kwargs)
+        )
+        return run(model, None, key=key, args=args, kwargs=kwargs, **settings)
+    except NEEDS_NUMBERS:
+        args, kwargs = fix((given.args, given.kwargs))
+        return run(WithFixed(model), None, key=key, args=args, kwargs=kwargs, **settings)

@@ -20,7 +20,7 @@ from legrad.fitting.annealing import Annealing, Place
 from legrad.fitting.exchangeable import exchangeable_sites
 from legrad.fitting.mode import curvature
 from legrad.guides.structured import Structured
-from legrad.model.arrays import split_arrays
+from legrad.model.arrays import map_in_batches, split_arrays
 from legrad.model.precision import as_double, in_double
 
 _STARTS = 4  # places to search from if there may be several modes
@@ -106,7 +106,7 @@ def _whitened(guide: Structured, place: Place, args: tuple[Any, ...], kwargs: Ma
             unit = jnp.zeros(space.size).at[i].set(1.0)
             return jax.jvp(lambda x: gradient(x, arrays), (jnp.asarray(place.x),), (unit,))[1]
 
-        return jax.lax.map(row, which, batch_size=min(32, len(which)))
+        return map_in_batches(row, which, 32)
 
     sd = np.full(space.size, guide.init_scale)
     if space.size > _CURVED:

@@ -8,9 +8,11 @@ vanishes at a saddle (components that start equal stay equal), the next step is 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 
 from legrad.fitting.density import Density
@@ -19,6 +21,7 @@ _NEAR = 40  # gradients that L-BFGS may take
 _NEWTON = 100  # the largest number of Newton steps
 _SMALLEST = 1e-15  # eigenvalues are at least this part of the largest
 _ARRIVED = 1e-6  # squared distance from the mode, in standard deviations
+_PROBE, _BESIDE = 30, 2.0  # gradients of a short search; standard deviations from a mode that are still beside it
 _FAR = 1e300
 
 
@@ -119,6 +122,44 @@ def _near(density: Density, start: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxfun": _NEAR, "maxiter": _NEAR})
     return np.asarray(best[1])
+
+
+def search_elsewhere(density: Density, mode: Mode, start: np.ndarray, worse: float) -> np.ndarray | None:
+    """Search from another place, in coordinates that the mode whitens; return what may be near another mode.
+
+    Args:
+        density: the log-density.
+        mode: the mode that is known.
+        start: where the search begins.
+        worse: how much lower another mode may be.
+
+    Returns:
+        The best place of a short search by L-BFGS; None if it is near the mode, or much lower.
+    """
+    best: list = [-math.inf, start]
+
+    def loss(u: np.ndarray) -> tuple[float, np.ndarray]:
+        x = mode.x + mode.tril @ u
+        value, gradient = density.gradient(x)
+        if not (math.isfinite(value) and np.isfinite(gradient).all()):
+            return _FAR, np.zeros_like(u)
+        if value > best[0]:
+            best[:] = [value, x]
+        if value > mode.value - 1 and np.abs(u).max() < _BESIDE:
+            raise StopIteration
+        return -value, -(mode.tril.T @ gradient)
+
+    options = {"maxfun": _PROBE, "maxiter": _PROBE}
+    with np.errstate(all="ignore"), suppress(StopIteration):
+        minimize(
+            loss,
+            solve_triangular(mode.tril, start - mode.x, lower=True),
+            jac=True,
+            method="L-BFGS-B",
+            options=options,
+        )
+    away = np.abs(solve_triangular(mode.tril, best[1] - mode.x, lower=True)).max()
+    return best[1] if away > _BESIDE and best[0] > mode.value - worse else None
 
 
 def _curvature_at(density: Density, x: np.ndarray) -> Curvature | None:

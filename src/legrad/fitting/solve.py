@@ -20,8 +20,9 @@ from legrad.diagnostics.psis import LIMIT
 from legrad.fitting.density import Density
 from legrad.fitting.exchangeable import exchangeable_sites
 from legrad.fitting.fixed_draws import FixedDraws, Gaussian, moment_matched
-from legrad.fitting.mode import Mode, curvature, find_mode
+from legrad.fitting.mode import Mode, curvature, find_mode, search_elsewhere
 from legrad.fitting.reweigh import reweigh
+from legrad.fitting.scale_start import scale_start
 from legrad.guides.structured import Structured
 from legrad.model.precision import as_double, in_double
 
@@ -32,9 +33,11 @@ _CLIMB = 200  # the largest number of gradients of the objective in one climb
 _WORK = 100_000  # gradients of the model in all climbs of one start, after which no climb with more draws begins
 _CLOSE = 0.5  # a k-hat below which a fit is not compared with a non-centred one
 _MANY = 100  # latents above which the correlations of the mode are kept at first
+_CURVED = 400  # latents above which no mode is sought at fixed scales
 _STARTS = 100  # places to look for a finite start
 _SAME = 0.1  # standard deviations: modes this close are one mode
 _EQUAL = 0.01  # nats: modes of exchangeable components with equal evidence differ by their labels
+_PROBES = 3  # short searches for another mode
 _SEVERAL = 4  # starts of a model that may have several modes
 
 
@@ -125,8 +128,8 @@ class Solver:
         """Return an attempt for each start; the first begins at the prior's median, the others at draws of the prior.
 
         Args:
-            restarts: the number of starts; if None, one, or four if the model has exchangeable components, or if
-                the first start led over a saddle.
+            restarts: the number of starts; if None, four if the model has exchangeable components, or if the first
+                start led over a saddle; else one, and one for each other mode that short searches find.
         """
         try:
             return in_double(lambda: self._run(restarts))
@@ -139,9 +142,11 @@ class Solver:
         args, kwargs = self._arguments()
         self.exchangeable = exchangeable_sites(self.guide.space(*args, **kwargs), args, kwargs)
         starts = [self._start(0)]
-        if restarts is None:
-            restarts = _SEVERAL if self.exchangeable or starts[0].mode.left_a_saddle else 1
-        starts += [self._start(i) for i in range(1, restarts)]
+        if restarts is None and not self.exchangeable and not starts[0].mode.left_a_saddle:
+            starts = self._with_other_modes(starts[0])
+        else:
+            starts += [self._start(i) for i in range(1, restarts or _SEVERAL)]
+        restarts = len(starts)
         best = max(range(restarts), key=lambda i: starts[i].evidence)
         done: dict[int, Attempt] = {best: self._best_form(starts[best], best)}
         for i, start in enumerate(starts):
@@ -180,6 +185,23 @@ class Solver:
         mode = find_mode(density, x)
         return _Start(x, mode, density.gradients - before, note)
 
+    def _with_other_modes(self, first: _Start) -> list[_Start]:
+        """Return a start, which counts the work, and one for each other mode that short searches point to."""
+        if not first.mode.found or time.perf_counter() > self.deadline:
+            return [first]
+        args, kwargs = self._arguments()
+        space, density = self.guide.space(*args, **kwargs), self._density(self.guide)
+        rng = np.random.default_rng([self.seed, 0, 2])
+        before, others = density.gradients, []
+        places = [2 * space.start - first.mode.x, *(space.other_start(rng) for _ in range(_PROBES - 1))]
+        for place in places:
+            x = search_elsewhere(density, first.mode, place, 2 * MUCH_WORSE)
+            if x is not None:
+                start = _Start(x, find_mode(density, x), 0, "")
+                if start.mode.found and not any(start.is_same(other) for other in (first, *others)):
+                    others.append(start)
+        return [replace(first, gradients=first.gradients + density.gradients - before), *others]
+
     def _best_form(self, start: _Start, number: int) -> Attempt:
         """Climb from a start; if the fit is not close to the posterior, try funnels non-centred."""
         found = self._climb(self.guide, start)
@@ -209,7 +231,7 @@ class Solver:
     def _climb(self, guide: Structured, start: _Start) -> Attempt:
         """Climb with more and more draws; where latents are many, first with the correlations of the mode."""
         density = self._density(guide)
-        q = Gaussian(start.mode.x, start.mode.tril) if start.mode.found else _around(density, start.x)
+        q = Gaussian(start.mode.x, start.mode.tril) if start.mode.found else self._without_mode(guide, start)
         many = density.size > _MANY
         found = self._climb_from(guide, start, q, diagonal=many)
         if not many or not found.converged or found.khat <= LIMIT or time.perf_counter() > self.deadline:
@@ -218,6 +240,14 @@ class Solver:
         better = other.elbo > found.elbo if other.converged == found.converged else other.converged
         total = found.gradients["objective"] + other.gradients["objective"]
         return replace(other if better else found, gradients=found.gradients | {"objective": total})
+
+    def _without_mode(self, guide: Structured, start: _Start) -> Gaussian:
+        """Return the Gaussian to climb from where no mode was found: at the best scales of funnels, if it has any."""
+        args, kwargs = self._arguments()
+        space, density = guide.space(*args, **kwargs), self._density(guide)
+        scales = self.guide.space(*args, **kwargs).funnel_scales(args, kwargs) if density.size <= _CURVED else []
+        found = scale_start(density, start.x, scales) if len(scales) and space.size == density.size else None
+        return _around(density, start.x) if found is None else found
 
     def _climb_from(self, guide: Structured, start: _Start, q: Gaussian, diagonal: bool) -> Attempt:
         density = self._density(guide)

@@ -125,17 +125,33 @@ class LatentSpace:
 
     def funnels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the location-scale sites of the model whose scale depends on other latents."""
-        scales = []
-        for x in (self.start, self.start + 0.5):
-            values = {name: z for name, (z, _) in self.place(jnp.asarray(x), args, kwargs).items()}
-            given = handlers.substitute(data=values)
-            anywhere = numpyro.validation_enabled(False)
-            with one_at_a_time, anywhere, handlers.trace() as trace, handlers.seed(rng_seed=0), given:
-                self.model(*args, **kwargs)
-            fns = {name: unwrap(trace[name]["fn"]).bare for name in self.parts}
-            scales.append({n: fn.scale for n, fn in fns.items() if {"loc", "scale"} <= set(fn.arg_constraints)})
+        at_start, elsewhere = (self._scales(x, args, kwargs) for x in (self.start, self.start + 0.5))
         real = [name for name, part in self.parts.items() if part.latent.support is constraints.real]
-        return tuple(n for n in real if n in scales[0] and not np.array_equal(scales[0][n], scales[1][n]))
+        return tuple(n for n in real if n in at_start and not np.array_equal(at_start[n], elsewhere[n]))
+
+    def funnel_scales(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> np.ndarray:
+        """Return the positions of the latents on which the scales of funnels depend, but for funnels themselves."""
+        funnels = self.funnels(args, kwargs)
+        at_start = self._scales(self.start, args, kwargs)
+        found = [np.zeros(0, int)]
+        for name, part in self.parts.items():
+            if name in funnels:
+                continue
+            moved = self.start.copy()
+            moved[part.start : part.start + part.size] += 0.5
+            there = self._scales(moved, args, kwargs)
+            if any(not np.array_equal(at_start[n], there[n]) for n in funnels):
+                found.append(np.arange(part.start, part.start + part.size))
+        return np.concatenate(found)
+
+    def _scales(self, x: np.ndarray, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the scales of all location-scale sites at a place."""
+        values = {name: z for name, (z, _) in self.place(jnp.asarray(x), args, kwargs).items()}
+        given, anywhere = handlers.substitute(data=values), numpyro.validation_enabled(False)
+        with one_at_a_time, anywhere, handlers.trace() as trace, handlers.seed(rng_seed=0), given:
+            self.model(*args, **kwargs)
+        fns = {name: unwrap(trace[name]["fn"]).bare for name in self.parts}
+        return {n: fn.scale for n, fn in fns.items() if {"loc", "scale"} <= set(fn.arg_constraints)}
 
     def check_moving(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise for a support that depends on latents outside of the space: its bijection would not be known."""
@@ -194,7 +210,7 @@ def _part(draws: Sequence[Latent], start: int) -> tuple[Part, jax.Array]:
         factors = site.shape[: len(site.shape) - site.support.event_dim]
         mask = np.broadcast_to(np.asarray(site.mask), factors)
         mask = np.broadcast_to(mask.reshape(factors + (1,) * (len(shape) - len(factors))), shape)
-        free = np.flatnonzero(mask)
+        free = np.flatnonzero(mask).astype(np.int32)  # one type in either precision: JAX keeps constants
     size = int(np.prod(shape)) if free is None else len(free)
     if site.family == "ImproperUniform" or site.value.shape != site.shape:
         places = jnp.zeros((1 + len(draws), *shape))

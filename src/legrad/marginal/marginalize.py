@@ -32,10 +32,12 @@ from legrad.marginal.plan import (
 from legrad.marginal.table import CannotSum
 from legrad.marginal.terms import Terms
 from legrad.marginal.windows import WINDOW, escaped, is_unbounded, located, near, watch
+from legrad.model.arrays import map_in_batches
 from legrad.model.keys import Key, as_key
 from legrad.singlesite.together import all_of
 
 LIMIT = 4096
+_TOGETHER = 64  # draws that are computed together
 
 
 class Recovered(NamedTuple):
@@ -128,7 +130,7 @@ class Marginal:
             chosen = found.draw(item[1])
             return {name: _at(found.supports[name], chosen[name]) for name in plan.summed}
 
-        run = jax.jit(lambda items: jax.lax.map(one, items, batch_size=min(64, number)))
+        run = jax.jit(lambda items: map_in_batches(one, items, _TOGETHER))
         return run((given, jax.random.split(key, number)))
 
     def recover(
@@ -181,7 +183,7 @@ class Marginal:
                 support[name] = jnp.moveaxis(every, 0, -1)
             return Recovered(drawn, shares, support)
 
-        run = jax.jit(lambda items: jax.lax.map(one, items, batch_size=min(64, len(keys))))
+        run = jax.jit(lambda items: map_in_batches(one, items, _TOGETHER))
         return run((given, keys))
 
     def _table_shapes(self, plan: Plan, values: Any, args: Any, kwargs: Any) -> dict[str, tuple[int, int]]:

@@ -1,4 +1,6 @@
-"""Splitting a model's arguments: arrays are data and become inputs of a compiled program, the rest is constant."""
+"""Splitting a model's arguments: arrays are data and become inputs of a compiled program, the rest is constant; and
+running a function over many rows, some at a time.
+"""
 
 from __future__ import annotations
 
@@ -21,3 +23,23 @@ def split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
         return jax.tree.unflatten(structure, merged)
 
     return [jnp.asarray(x) for d, x in zip(dynamic, leaves, strict=True) if d], rebuild
+
+
+def map_in_batches(f: Callable[[Any], Any], rows: Any, most: int) -> Any:
+    """Apply f to each row of a tree of arrays, some rows at a time, as one loop over batches of equal size.
+
+    `jax.lax.map` compiles f twice where the last batch is smaller than the others; here rows are repeated to fill it.
+
+    Args:
+        f: a function of one row.
+        rows: arrays with a common leading axis.
+        most: the largest number of rows that are computed together.
+    """
+    number = len(jax.tree.leaves(rows)[0])
+    if number <= most:
+        return jax.vmap(f)(rows)
+    batches = -(-number // most)
+    size = -(-number // batches)
+    which = (np.arange(batches * size) % number).reshape(batches, size)
+    found = jax.lax.map(lambda i: jax.vmap(f)(jax.tree.map(lambda a: a[i], rows)), jnp.asarray(which))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:number], found)

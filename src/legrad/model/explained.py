@@ -20,6 +20,8 @@ from legrad.model.data_checks import describe_missing, discrete_latent
 from legrad.model.frames import Names
 
 _CONCRETE = (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
+_TRACED = (*_CONCRETE, jax.errors.TracerArrayConversionError)
+NEEDS_NUMBERS = (*_TRACED, jax.errors.NonConcreteBooleanIndexError)  # what a model raises that reads its arguments
 _PARAMETER = re.compile(r"(\w+) distribution got invalid (\w+) parameter")
 _DISCRETE = re.compile(  # what NumPyro says depends on the distribution, and on whether funsor is installed
     r"Continuous inference cannot handle discrete|only work for discrete sites|models with discrete latent variables"
@@ -39,7 +41,7 @@ def explained(
     """Translate errors from running a model or guide into messages that say what to change."""
     try:
         yield
-    except (*_CONCRETE, jax.errors.TracerArrayConversionError) as error:
+    except _TRACED as error:
         raise TypeError(_traced(error)) from error
     except jax.errors.NonConcreteBooleanIndexError as error:
         raise TypeError(

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from legrad.model.fixed_arguments import Fixed
+
 T = TypeVar("T")
 
 
@@ -28,14 +30,19 @@ def in_double(run: Callable[[], T]) -> T:
 
 
 def as_double(tree: Any) -> Any:
-    """Return a tree with its float arrays as NumPy arrays of float64; other arrays become views, all else stays.
+    """Return a tree with its float arrays in float64; NumPy arrays of other types become views, all else stays.
 
-    A view is an array that JAX has not kept in single precision.
+    A view is an array that JAX has not kept in single precision. Call it in double precision: JAX's arrays stay what
+    they are, as a model may index them with a latent.
     """
 
     def convert(x: Any) -> Any:
-        if isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating):
-            return np.asarray(x, np.float64).view()
+        if isinstance(x, Fixed):
+            return Fixed(convert(x.array))
+        if not isinstance(x, jax.Array | np.ndarray):
+            return x
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            return jnp.asarray(x, jnp.float64) if isinstance(x, jax.Array) else np.asarray(x, np.float64).view()
         return x.view() if isinstance(x, np.ndarray) else x
 
     return jax.tree.map(convert, tree)
