@@ -26,6 +26,7 @@ from legrad.fitting.conclusion import finish
 from legrad.fitting.data import Feed, Minibatches
 from legrad.fitting.entrance import entrance
 from legrad.fitting.estimator_choice import candidates, choose
+from legrad.fitting.exact_climb import climb, has_no_noise
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import HostLoop
 from legrad.fitting.joint_start import joint_start
@@ -135,7 +136,8 @@ def fit(
     restarts = 1 if restarts is None else restarts
     rule: Any = AutoStop() if stop == "auto" else stop
     chosen: Any = LocalExpectation() if estimator is None else estimator
-    optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
+    plain = optimizer is None and data is None and checkpoint is None and callback is None and chosen != "auto"
+    asked, optimizer = steps, optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
     steps = (_STEPS if rule is None else _STEPS_AUTO) if steps is None else steps
     callbacks = [callback] if callable(callback) else list(callback or ())
     _check(chosen, optimizer, rule, seconds, args, data, callbacks)
@@ -169,6 +171,9 @@ def fit(
             starts.append(scattered(starts[0], other.unconstrain(other.initial), of_move))
         program = CompiledLoop(model, guide, parameters, chosen, optimizer, feed, jax.numpy.stack(keys))
         comparison = GuideComparison(program)
+        if plain and has_no_noise(problem, chosen):
+            limit = math.inf if seconds is None else seconds
+            return climb(program, comparison, starts, asked, limit, progress, begun)
         stoppings = [Stopping(rule, comparison, k, s) for k, s in zip(keys, starts, strict=True)] if rule else []
         state = program.begin(starts, steps, rule.block if rule else None)
         now = Progress(state, 0, np.full(restarts, steps), records=[s.record for s in stoppings])
