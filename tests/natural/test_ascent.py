@@ -125,7 +125,8 @@ def test_fit_climbs_an_exact_objective_without_a_learning_rate():
     assert result.gradients["objective"] == result.steps == len(result.elbo) < 100
     adam = legrad.fit(coupled, guide, optimizer=optax.adam(0.05), steps=1500, **settings)
     assert result.elbo[-1] >= adam.elbo[-1] - 1e-4
-    few = legrad.fit(coupled, guide, steps=3, **settings)
+    with pytest.warns(legrad.FitWarning, match="not converged after 3 gradients"):
+        few = legrad.fit(coupled, guide, steps=3, **settings)
     assert few.steps == 3
     assert not few.converged
 

@@ -118,38 +118,34 @@ class Ascent:
         self._any_discrete = any(jax.tree.leaves(metric.has_factor(like, discrete=True)))
 
     def begin(self, start: dict[str, Any]) -> Climb:
-        """Return the state of a climb from some parameters."""
+        """Return the state of a climb from some parameters; nothing is evaluated yet."""
         at = ravel_pytree(start)[0]
-        loss, gradient = self._value(at)
         zero, one = jnp.zeros((), jnp.int32), jnp.ones((), self.dtype)
-        size = jnp.linalg.norm(jnp.where(self._in_factor, 0.0, gradient))
+        none = jnp.zeros_like(at)
         empty = jnp.zeros((self.room, at.size), at.dtype)
-        climb = Climb(
+        return Climb(
             at=at,
-            loss=loss,
-            gradient=gradient,
-            natural=jnp.zeros_like(at),
-            direction=jnp.zeros_like(at),
+            loss=jnp.asarray(jnp.inf, self.dtype),
+            gradient=none,
+            natural=none,
+            direction=none,
             share=one,
             with_pairs=jnp.asarray(not self._any_discrete),
-            decided=jnp.asarray(_SLOWEST, self.dtype),
-            rate=jnp.asarray(_FIRST, self.dtype),
+            decided=jnp.asarray(_SLOWEST / _GROWTH, self.dtype),
+            rate=jnp.asarray(_FIRST / _GROWTH, self.dtype),
             steps=empty,
             bends=empty,
             pairs=zero,
-            plain=jnp.where(size > 1, 1.0 / jnp.where(size > 1, size, 1.0), 1.0).astype(self.dtype),
+            plain=one,
             lengths=jnp.full(_LOOK_BACK, jnp.inf, self.dtype),
-            length=one,
-            reach=one,
+            length=jnp.asarray(jnp.inf, self.dtype),
+            reach=jnp.asarray(jnp.inf, self.dtype),
             refused=zero,
             taken=zero,
-            evaluations=zero + 1,
+            evaluations=zero,
             end=zero,
-            history=jnp.full(self.most, jnp.nan, at.dtype).at[0].set(loss),
+            history=jnp.full(self.most, jnp.nan, at.dtype),
         )
-        climb = self._aimed(climb._replace(natural=self._natural(climb, gradient)))
-        sound = jnp.isfinite(loss) & jnp.all(jnp.isfinite(gradient))
-        return climb._replace(end=jnp.where(sound, climb.end, STUCK))
 
     def run(self, climb: Climb, upto: Array | int | None = None) -> Climb:
         """Climb until the end, or until so many gradients were taken."""
@@ -161,97 +157,95 @@ class Ascent:
     def _iterate(self, climb: Climb) -> Climb:
         there = climb.at + climb.share * climb.direction
         loss, gradient = self._value(there)
-        climb = climb._replace(
-            evaluations=climb.evaluations + 1, history=climb.history.at[climb.evaluations].set(loss)
-        )
+        sound, first = jnp.isfinite(loss) & jnp.all(jnp.isfinite(gradient)), climb.evaluations == 0
         slope, behind = jnp.vdot(climb.gradient, climb.direction), jnp.vdot(gradient, climb.direction)
         falls = loss <= climb.loss + _DESCENT * climb.share * slope
         flat = (loss <= climb.loss + self._rounding(climb)) & (behind <= _FLAT * jnp.abs(slope))
-        good = jnp.isfinite(loss) & jnp.all(jnp.isfinite(gradient)) & (falls | flat)
-        after = jax.lax.cond(good, self._accept, self._refuse, climb, there, loss, gradient)
-        spent = (after.end == CLIMBING) & (after.evaluations >= self.most)
-        return after._replace(end=jnp.where(spent, SPENT, after.end))
+        good = sound & (falls | flat | first)
+        count = climb.evaluations + 1
+        climb = climb._replace(evaluations=count, history=climb.history.at[count - 1].set(loss))
+        refused = self._refused(climb, loss, slope)
+        # L-BFGS gives up a direction, and all that it knows, for natural steps.
+        gives_up = climb.with_pairs & (climb.pairs > 0) & (refused.refused >= _PATIENCE)
+        accepted = self._accepted(climb, there, loss, gradient, first)
+        climb = _choose(good, accepted, _choose(gives_up, self._forgetful(refused), refused))
+        climb = jax.lax.cond(good | gives_up, self._aimed, lambda c, _: c, climb, good)
+        end = jnp.where(first & ~sound, STUCK, climb.end)
+        end = jnp.where((end == CLIMBING) & (count >= self.most), SPENT, end)
+        return climb._replace(end=end.astype(jnp.int32))
 
     def _rounding(self, climb: Climb) -> Array:
         return 8 * jnp.finfo(self.dtype).eps * jnp.maximum(jnp.abs(climb.loss), 1.0)
 
-    def _accept(self, climb: Climb, there: Array, loss: Array, gradient: Array) -> Climb:
+    def _accepted(self, climb: Climb, there: Array, loss: Array, gradient: Array, first: Array) -> Climb:
         step = there - climb.at
         outside = [jnp.where(self._in_factor, 0.0, x) for x in (step, gradient - climb.gradient)]
         along, bend = jnp.vdot(*outside), jnp.vdot(outside[1], outside[1])
-        here = climb._replace(
+        plain = jnp.where((along > 0) & (bend > 0), along / jnp.where(bend > 0, bend, 1.0), climb.plain)
+        rate = jnp.minimum(1.0, _GROWTH * climb.share * climb.rate)
+        return climb._replace(
             at=there,
             loss=loss,
             gradient=gradient,
-            plain=jnp.where((along > 0) & (bend > 0), along / jnp.where(bend > 0, bend, 1.0), climb.plain),
+            plain=jnp.where(first, 1.0 / jnp.maximum(jnp.sqrt(bend), 1.0), plain),
             refused=jnp.zeros_like(climb.refused),
-        )
-        before, natural = self._natural(here, climb.gradient, climb), self._natural(here, gradient)
-        here = here._replace(
-            natural=natural,
             lengths=jnp.roll(climb.lengths, 1).at[0].set(climb.length),
             steps=jnp.roll(climb.steps, -1, axis=0).at[-1].set(step),
-            bends=jnp.roll(climb.bends, -1, axis=0).at[-1].set(before - natural),
-            pairs=jnp.where(climb.with_pairs, jnp.minimum(climb.pairs + 1, self.room), 0),
+            pairs=jnp.where(climb.with_pairs & ~first, jnp.minimum(climb.pairs + 1, self.room), 0),
             decided=jnp.minimum(1.0, _GROWTH * climb.decided),
-            rate=jnp.where(climb.with_pairs, climb.rate, jnp.minimum(1.0, _GROWTH * climb.share * climb.rate)),
+            rate=jnp.where(climb.with_pairs & ~first, climb.rate, rate),
             taken=climb.taken + 1,
         )
-        return self._aimed(here)
 
-    def _refuse(self, climb: Climb, there: Array, loss: Array, gradient: Array) -> Climb:
-        slope = jnp.vdot(climb.gradient, climb.direction)
+    def _refused(self, climb: Climb, loss: Array, slope: Array) -> Climb:
         excess = loss - climb.loss - climb.share * slope  # what the step lost against a straight line
         known = jnp.isfinite(excess) & (excess > 0)
         best = jnp.clip(-0.5 * climb.share * slope / jnp.where(known, excess, 1.0), 0.1, 0.5)
-        after = climb._replace(share=climb.share * jnp.where(known, best, 0.2), refused=climb.refused + 1)
-        # L-BFGS gives up a direction, and all that it knows, for natural steps.
-        gives_up = climb.with_pairs & (climb.pairs > 0) & (after.refused >= _PATIENCE)
-        fresh = self._aimed(
-            after._replace(
-                with_pairs=jnp.asarray(not self._any_discrete),
-                pairs=jnp.zeros_like(climb.pairs),
-                rate=jnp.asarray(_FIRST, self.dtype),
-                taken=jnp.zeros_like(climb.taken),
-            )
-        )
-        after = jax.tree.map(lambda a, b: jnp.where(gives_up, a, b), fresh, after)
+        refused = climb.refused + 1
         flat = 0.5 * jnp.abs(jnp.vdot(climb.gradient, climb.natural)) < self._rounding(climb)
         end = jnp.where(flat | (climb.length < self.tolerance), ROUNDING, STUCK)
-        return after._replace(end=jnp.where(after.refused >= _REFUSALS, end, CLIMBING).astype(jnp.int32))
+        return climb._replace(
+            share=climb.share * jnp.where(known, best, 0.2),
+            refused=refused,
+            end=jnp.where(refused >= _REFUSALS, end, climb.end).astype(jnp.int32),
+        )
+
+    def _forgetful(self, climb: Climb) -> Climb:
+        return climb._replace(
+            with_pairs=jnp.asarray(not self._any_discrete),
+            pairs=jnp.zeros_like(climb.pairs),
+            rate=jnp.asarray(_FIRST, self.dtype),
+            taken=jnp.zeros_like(climb.taken),
+        )
 
     # --- the direction ------------------------------------------------------------------------------------------
 
-    def _natural(self, climb: Climb, gradient: Array, at: Climb | None = None) -> Array:
-        """Return r; with `at`, that of another point, but with the plain steps of this one."""
-        if at is not None:
-            return jnp.where(self._in_factor, at.natural, -climb.plain * gradient)
-        step = self.metric.solve(self.unflatten(climb.at), self.unflatten(gradient)).step
-        return -jnp.where(self._in_factor, ravel_pytree(step)[0], climb.plain * gradient)
-
-    def _aimed(self, climb: Climb) -> Climb:
-        """Return the state with the next direction, or with the end."""
+    def _aimed(self, climb: Climb, moved: Array) -> Climb:
+        """Return the state with r and the next direction, or with the end; `moved` says whether it has a new pair."""
         here = self.unflatten(climb.at)
-        decrement = jnp.abs(jnp.vdot(climb.gradient, climb.natural))
-        length = self.metric.tamed(here, self.unflatten(climb.natural), _FOLD)[1]
-        slow = (length > _SLOW * climb.lengths[-1]) & (climb.taken >= _LOOK_BACK)
+        solved = ravel_pytree(self.metric.solve(here, self.unflatten(climb.gradient)).step)[0]
+        natural = -jnp.where(self._in_factor, solved, climb.plain * climb.gradient)
+        bends = jnp.roll(climb.bends, -1, axis=0).at[-1].set(climb.natural - natural)
+        climb = climb._replace(natural=natural, bends=jnp.where(moved, bends, climb.bends))
+        length = self.metric.tamed(here, self.unflatten(natural), _FOLD)[1]
+        slow = (length > _SLOW * climb.lengths[-1]) & (climb.taken > _LOOK_BACK)
         takes_over = climb.with_pairs | ((climb.decided >= 1.0) & slow)
         direction, pairs = jax.lax.cond(
             takes_over & (climb.pairs > 0), self._by_pairs, lambda c: (c.natural, jnp.zeros_like(c.pairs)), climb
         )
         rates = jnp.where(self._discrete, climb.decided, climb.rate)
-        direction = jnp.where(pairs > 0, direction, rates * climb.natural)
+        direction = jnp.where(pairs > 0, direction, rates * natural)
         tamed, reach = self.metric.tamed(here, self.unflatten(direction), _FOLD)
-        tamed_flat = ravel_pytree(tamed)[0]
-        uphill = ~(jnp.vdot(climb.gradient, tamed_flat) < 0)
-        tamed_flat = jnp.where(uphill, _FIRST * climb.natural, tamed_flat)
+        direction = ravel_pytree(tamed)[0]
+        direction = jnp.where(jnp.vdot(climb.gradient, direction) < 0, direction, _FIRST * natural)
         outside = jnp.where(self._in_factor, 0.0, climb.gradient)
         still = climb.plain * jnp.vdot(outside, outside) <= self._rounding(climb)
-        flat = 0.5 * decrement <= self._rounding(climb) / 8
+        flat = 0.5 * jnp.abs(jnp.vdot(climb.gradient, natural)) <= self._rounding(climb) / 8
         close = jnp.where(pairs > 0, reach < self.tolerance, length < 0.3 * self.tolerance) | flat
-        done = (climb.decided >= 1.0 if self._any_discrete else True) & (length < self.tolerance) & close & still
+        settled = climb.decided >= 1.0 if self._any_discrete else True
+        done = settled & (length < self.tolerance) & close & still
         return climb._replace(
-            direction=tamed_flat,
+            direction=direction,
             share=jnp.ones_like(climb.share),
             with_pairs=takes_over,
             pairs=pairs,
@@ -287,3 +281,7 @@ class Ascent:
         roots = self.metric.coordinates(self.unflatten(climb.at), jax.vmap(self.unflatten)(basis))
         outside = jnp.where(self._in_factor, 0.0, basis)
         return sum((x @ x.T for x in roots), start=outside @ outside.T / climb.plain)
+
+
+def _choose(which: Array, a: Climb, b: Climb) -> Climb:
+    return jax.tree.map(lambda x, y: jnp.where(which, x, y), a, b)
