@@ -24,12 +24,13 @@ from legrad.distributions import counts, elements, support
 from legrad.estimators.alarms import require_accurate, warn_escaped
 from legrad.estimators.base import Estimator, Score, draws, over_draws, require_positive, surrogate
 from legrad.estimators.costs import Costs, descendants, fixed_parents
+from legrad.estimators.exact_terms import NONE, Split, known_entropies, replaced, split
 from legrad.estimators.score_function import score
 from legrad.estimators.treatment import treatments
 from legrad.model.problem import Evaluation, Noise, Problem
 from legrad.model.sites import Draw, Factor
 from legrad.singlesite import METHODS, single_site_totals, single_site_work
-from legrad.singlesite.report import tell_methods
+from legrad.singlesite.report import tell_methods, tell_terms
 
 GRADIENTS = 10  # a quadrature that costs more gradients of the model than this is not the default
 EVALUATIONS = 2  # the least cost of a gradient, in evaluations of f
@@ -49,6 +50,8 @@ class LocalExpectation(Estimator):
         method: how f is evaluated with one element changed; see `legrad.single_site`.
         sites: the treatment of some sites, by name: "local", "reparam" or "score".
         window: how many consecutive values represent the support of an unbounded count (a Poisson factor).
+        exact_terms: whether terms of log p whose expectation over independent latents can be computed are replaced by
+            it; with False all terms are sampled, as in the paper. `legrad.explain(model, guide)` lists the terms.
 
     Example:
         >>> svi = SVI(model, guide, Adam(1e-2), loss=legrad.LocalExpectation())
@@ -65,6 +68,7 @@ class LocalExpectation(Estimator):
         method: str = "auto",
         sites: Mapping[str, str] | None = None,
         window: int = 64,
+        exact_terms: bool = True,
     ) -> None:
         require_positive(num_pivots=num_pivots, nodes=nodes, window=window)
         if continuous not in ("quadrature", "reparam"):
@@ -76,7 +80,7 @@ class LocalExpectation(Estimator):
                 raise ValueError(f'sites[{name!r}]={choice!r}: it must be "local", "reparam" or "score"')
         super().__init__(num_particles=num_pivots)
         self.num_pivots, self.nodes, self.continuous, self.method = num_pivots, nodes, continuous, method
-        self.sites, self.window = dict(sites or {}), window
+        self.sites, self.window, self.exact_terms = dict(sites or {}), window, bool(exact_terms)
 
     def estimate(self, problem: Problem, key: jax.Array) -> jax.Array:
         """See `Estimator.estimate`."""
@@ -88,17 +92,18 @@ class LocalExpectation(Estimator):
         return surrogate(value, scores, leave_one_out=self.num_pivots > 1)
 
     def _one(self, problem: Problem, noise: Noise) -> tuple[jax.Array, dict[str, Score], Alarms]:
-        pivot, x, local, exact, childless, held, parents, children = self.arrange(problem, noise)
-        evaluate = partial(problem.evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
-        here = problem.evaluate_draw(pivot, x, noise, exact_entropy=exact)
+        found = self.arrange(problem, noise)
+        x, local, held, children = found.x, found.local, found.held, found.children
+        evaluate = self.evaluator(problem, noise, found)
+        here = evaluate(x, found.pivot)
         cuts = {n: self._cut(here.factors[n], children[n]) for n in local}
-        moving = partial(problem.stopped().evaluate, noise=noise, pivot=pivot, exact_entropy=exact)
-        changes = self.changes(here, moving, x, {n: cuts[n] for n in childless}, False)
-        others = {n: cuts[n] for n in local if n not in childless}
+        moving = self.evaluator(problem.stopped(), noise, found)
+        changes = self.changes(here, moving, x, {n: cuts[n] for n in found.childless}, False)
+        others = {n: cuts[n] for n in local if n not in found.childless}
         changes |= self.changes(here, moving, held, others, any(children.values()))
 
         scores, alarms = {}, Alarms({}, {})
-        costs = Costs(held, parents, evaluate, exact)
+        costs = Costs(held, found.parents, evaluate, found.exact)
         for n in x:
             factor = here.factors[n]
             if n not in local:
@@ -113,19 +118,36 @@ class LocalExpectation(Estimator):
                 alarms.escaped[n] = counts.escaped_mass(factor.elements.base, self.window)
         return here.total(stop=x), scores, alarms
 
+    def evaluator(self, problem: Problem, noise: Noise, found: Arranged) -> Callable[..., Evaluation]:
+        """Return f as a function of the fixed coordinates, with its exact terms; `draw` is the pivot if they are its."""
+
+        def evaluate(x: dict[str, jax.Array], draw: Draw | None = None) -> Evaluation:
+            run = {"noise": noise, "exact_entropy": found.exact}
+            if draw is None:
+                here = problem.evaluate(x, pivot=found.pivot, **run)
+            else:
+                here = problem.evaluate_draw(draw, x, **run)
+            return replaced(problem, found.pivot, noise, here, x, found.split, found.exact)
+
+        return evaluate
+
     def arrange(self, problem: Problem, noise: Noise) -> Arranged:
         """Draw a pivot, and decide how each of its sites is treated."""
         pivot = problem.draw(noise)
         graph = problem.parents(pivot, noise)
-        found = self._arranged(problem, pivot, graph, self.sites)
+        terms = split(problem, pivot, noise, graph) if self.exact_terms else NONE._replace(sampled=tuple(pivot))
+        found = self._arranged(problem, pivot, graph, self.sites, terms)
         costly = self._costly(problem, noise, found)
         if costly:
-            found = self._arranged(problem, pivot, graph, self.sites | dict.fromkeys(costly, "reparam"))
+            found = self._arranged(problem, pivot, graph, self.sites | dict.fromkeys(costly, "reparam"), terms)
         tell_methods({n: self._method_of(n, found, costly) for n in pivot})
+        tell_terms(terms.terms, terms.deterministic)
         return found
 
     def _method_of(self, name: str, found: Arranged, costly: Mapping[str, float]) -> str:
         """Say in words how a site is treated."""
+        if name in found.split.done:
+            return "exact"
         if name in costly:
             return (
                 f"reparameterized: a quadrature would cost about {costly[name]:,.0f} gradients of the model "
@@ -147,7 +169,7 @@ class LocalExpectation(Estimator):
         names = [n for n in names if nodes[n] > GRADIENTS * EVALUATIONS]  # else even brute force costs less
         if not names or self.method == "brute":
             return {}
-        evaluate = partial(problem.stopped().evaluate, noise=noise, pivot=found.pivot, exact_entropy=found.exact)
+        evaluate = self.evaluator(problem.stopped(), noise, found)
         work = single_site_work(
             lambda moved: evaluate(found.x | moved).terms(), {n: found.x[n] for n in names}, self.nodes
         )
@@ -155,13 +177,20 @@ class LocalExpectation(Estimator):
         return {n: r for n, r in ratio.items() if r > GRADIENTS and work[n].changes > NEGLIGIBLE}
 
     def _arranged(
-        self, problem: Problem, pivot: Draw, graph: Mapping[str, frozenset[str]], sites: Mapping[str, str]
+        self,
+        problem: Problem,
+        pivot: Draw,
+        graph: Mapping[str, frozenset[str]],
+        sites: Mapping[str, str],
+        terms: Split,
     ) -> Arranged:
         choice = treatments(pivot, graph, self.continuous, sites)
-        x = {n: stop_gradient(pivot[n].coordinate) for n in pivot if choice[n] != "reparam"}
+        sampled = [n for n in pivot if choice[n] != "reparam" and n not in terms.done]
+        x = {n: stop_gradient(pivot[n].coordinate) for n in sampled}
         local = {n: pivot[n].elements for n in x if choice[n] == "local"}
         # The entropy of a local factor is known given its parents: -log q at the pivot would only add noise.
-        exact = [n for n, s in local.items() if problem.entropy and support.entropy(s.base) is not None]
+        names = [*local, *(n for n in terms.free if n not in local)] if terms.exact else local
+        exact = known_entropies(problem, pivot, names)
 
         # A continuous site that no fixed site depends on is recomputed from its noise when another site changes:
         # held at its value, it would be in that site's blanket, and a narrow factor there ruins the weights.
@@ -170,7 +199,7 @@ class LocalExpectation(Estimator):
         held = {n: z for n, z in x.items() if n not in childless}
         parents = fixed_parents(held, graph)
         children = {n: bool(after) for n, after in descendants(parents).items()} | dict.fromkeys(childless, False)
-        return Arranged(pivot, x, local, exact, childless, held, parents, children)
+        return Arranged(pivot, x, local, exact, childless, held, parents, children, terms)
 
     def _cut(self, factor: Factor, has_children: bool) -> SiteCandidates:
         """Return the candidates of one site; in a finite support the pivot comes first, where f is known."""
@@ -223,11 +252,12 @@ class Arranged(NamedTuple):
         pivot: the guide's factors at the draw.
         x: the coordinates of the fixed sites, which are those that are not reparameterized.
         local: the elements of the local sites.
-        exact: the local sites whose entropy is known given their parents.
+        exact: the local and free sites whose entropy is known given their parents.
         childless: the continuous local sites that no fixed site depends on.
         held: the coordinates that stay when another site changes: all of `x` but the childless sites.
         parents: the parents of each held site among the held sites.
         children: for each site of `x`, whether a fixed site depends on it.
+        split: which terms are exact.
     """
 
     pivot: Draw
@@ -238,6 +268,7 @@ class Arranged(NamedTuple):
     held: dict[str, jax.Array]
     parents: dict[str, frozenset[str]]
     children: dict[str, bool]
+    split: Split
 
 
 class Alarms(NamedTuple):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from legrad.singlesite.change import Change, Lazy
 from legrad.singlesite.labelled import K
@@ -86,12 +87,16 @@ class Explanation:
         rows: one row for each primitive and latent.
         costs: one cost for each latent whose elements are changed one at a time.
         methods: how each latent of a guide is treated, in words.
+        terms: what is known of the expectation of each term that sees independent latents of the guide.
+        deterministic: whether the whole objective is a number without sampling noise.
     """
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.costs: list[Cost] = []
         self.methods: dict[str, str] = {}
+        self.terms: dict[str, Any] = {}
+        self.deterministic = False
 
     def of(self, primitive: str) -> list[Row]:
         """Return the rows of one primitive."""
@@ -135,6 +140,13 @@ def tell_methods(methods: dict[str, str]) -> None:
     """Add how each latent of a guide is treated to the explanations being collected."""
     for listener in _LOCAL.listeners:
         listener.methods.update(methods)
+
+
+def tell_terms(terms: Mapping[str, Any], deterministic: bool) -> None:
+    """Add which terms are exact to the explanations being collected."""
+    for listener in _LOCAL.listeners:
+        listener.terms.update(terms)
+        listener.deterministic = deterministic
 
 
 def tell(name: str, program: Program, input_id: int, count: int, plan: Plan | None) -> None:

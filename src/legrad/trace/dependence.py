@@ -15,7 +15,7 @@ what lies between; but sets take memory for every element times every number, so
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial, reduce
 from typing import Any
 
@@ -96,18 +96,34 @@ def reach(program: Program, seen: Any) -> Any:
         seen: the boxes or sets of the inputs, in the structure of the inputs; None for an input that sees nothing.
     """
     leaves = jax.tree.leaves(seen, is_leaf=lambda box: box is None)
-    found = {i: box for i, box in zip(program.inputs, leaves, strict=True) if box is not None}
+    given = {i: box for i, box in zip(program.inputs, leaves, strict=True) if box is not None}
+    found = reach_every(program, given)
+    return jax.tree.unflatten(program.structure, [found.get(o) for o in program.outputs])
+
+
+def reach_every(
+    program: Program, given: dict[int, np.ndarray], elementwise: Collection[str] = ()
+) -> dict[int, np.ndarray]:
+    """Follow a program; return what each of its values sees, by number, without those that see nothing.
+
+    Args:
+        program: the program.
+        given: the boxes or sets of the inputs that see something, by number.
+        elementwise: names of further operations that are elementwise in this program.
+    """
+    found = dict(given)
     for op in program.ops:
         if not any(i in found for i in op.inputs):
             continue
         operands = [found[i] if i in found else Unseen(partial(program.read, i)) for i in op.inputs]
-        rule = _elementwise if op.name in ELEMENTWISE_OPERATIONS else RULES.get(op.name, _everything)
+        plain = op.name in ELEMENTWISE_OPERATIONS or op.name in elementwise
+        rule = _elementwise if plain else RULES.get(op.name, _everything)
         results = rule(op.eqn, operands)
         for i, box in zip(op.outputs, results, strict=True):
             # A rule that gets a shape wrong could claim independence that does not hold.
             assert box.shape[1:] == program.shapes[i], (op.name, box.shape)
             found[i] = box
-    return jax.tree.unflatten(program.structure, [found.get(o) for o in program.outputs])
+    return found
 
 
 # --- the rules: one function per family ----------------------------------------------------------------------

@@ -1,0 +1,160 @@
+"""Variables that tables are summed over: the elements of all sites, and standardized projections.
+
+A label of a table names the variable at each position. Variables have one numbering: first the elements of the sites,
+then, in blocks, projections ξ of Normal elements (u = m + s·ξ), each block for one array of the program. Two different
+elements are independent; a projection is independent of what sees none of the elements that are in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from legrad.exact.laws import Law, nodes
+from legrad.exact.sight import Seen, Sight
+from legrad.exact.unknown import Unknown
+from legrad.marginal.table import Label, Table
+
+
+class Variables:
+    """The variables of one program.
+
+    Args:
+        laws: the laws of the sites, in the order of the program's inputs.
+        sight: what the program's values see.
+        dtype: the type in which projections are computed.
+    """
+
+    def __init__(self, laws: Mapping[str, Law], sight: Sight, dtype: Any) -> None:
+        self.laws, self.sight, self.dtype = dict(laws), sight, dtype
+        self.z, self.node_weights = (x.astype(dtype) for x in nodes(dtype))
+        sizes = [math.prod(law.shape) for law in laws.values()]
+        self.ends = np.cumsum([0, *sizes])
+        self.elements = self.free = int(self.ends[-1])
+        self.seen = sight.own
+
+    def label(self, name: str) -> Label:
+        """Return the label of a site's own elements."""
+        law, start = self.laws[name], self.sight.starts[name]
+        return Label(law.size, start + np.arange(math.prod(law.shape)).reshape(law.shape))
+
+    def projections(self, shape: tuple[int, ...], seen: Seen) -> Label:
+        """Add a projection for each position of an array, and return the label."""
+        count = math.prod(shape)
+        block = np.zeros((len(self.seen), count), self.seen.dtype) if seen is None else seen.reshape(len(seen), count)
+        self.seen = np.concatenate([self.seen, block], axis=1)
+        start, self.free = self.free, self.free + count
+        return Label(len(self.z), start + np.arange(count).reshape(shape))
+
+    def is_continuous(self, label: Label) -> bool:
+        """Say whether a label's candidates are nodes."""
+        found = label.elements[label.elements >= 0]
+        return any(number >= self.elements or self._law(int(number)).normal for number in found[:1])
+
+    def hidden(self, label: Label) -> np.ndarray:
+        """Return the elements that a label names, −1 where it names none or a projection."""
+        return np.where(label.elements < self.elements, label.elements, -1)
+
+    # --- sums over candidates ------------------------------------------------------------------------------------
+
+    def weights(self, label: Label) -> Any:
+        """Return the weights of a label's candidates at each position: (K, *positions), or length 1 where equal."""
+        elements, rank = label.elements, label.elements.ndim
+        sites = self._sites(elements)
+        if sites and all(n is None or self.laws[n].normal for n in sites) and (elements >= 0).all():
+            return self.node_weights.reshape(-1, *(1,) * rank)
+        if len(sites) == 1 and (elements >= 0).all():
+            (name,) = sites
+            law, index = self.laws[name], elements - self.sight.starts[name]
+            if np.array_equal(index.ravel(), np.arange(math.prod(law.shape))):
+                return law.weights.reshape(label.size, *elements.shape)
+            return law.weights.reshape(label.size, -1)[:, index]
+        first = jnp.zeros((label.size, 1), self.dtype).at[0].set(1.0)  # a position without an element
+        columns, index, begin = [first], np.zeros(elements.shape, int), 1
+        for name in sites:
+            if name is None:
+                columns.append(jnp.asarray(self.node_weights)[:, None])
+                index = np.where(elements >= self.elements, begin, index)
+                begin += 1
+                continue
+            law, start = self.laws[name], self.sight.starts[name]
+            count = math.prod(law.shape)
+            columns.append(jnp.broadcast_to(law.weights, (label.size, *law.shape)).reshape(label.size, count))
+            index = np.where((elements >= start) & (elements < start + count), begin + elements - start, index)
+            begin += count
+        return jnp.concatenate(columns, axis=1)[:, index]
+
+    def expectation(self, table: Table, drop: Sequence[Label] | None = None) -> Table:
+        """Sum a table over its labels, or over some of them, with their weights.
+
+        Where two labels name one variable, only the entries in which they agree count.
+        """
+        self._check(table.labels)
+        labels, values = list(table.labels), jnp.asarray(table.values)
+        for place in reversed(range(len(labels))):
+            if drop is not None and not any(labels[place] is label for label in drop):
+                continue
+            values = self._summed(values, labels, place)
+            del labels[place]
+        return Table(values, tuple(labels), table.shape)
+
+    def _summed(self, values: Any, labels: list[Label], place: int) -> Any:
+        label, lead = labels[place], len(labels)
+        own = values.shape[lead:]
+        weights = self.weights(label)
+        weights = weights.reshape(*(label.size if i == place else 1 for i in range(lead)), *weights.shape[1:])
+        if jnp.issubdtype(values.dtype, jnp.floating):
+            weights = weights.astype(values.dtype)
+        counts = weights > 0  # a candidate of weight zero adds nothing, even where the table is infinite
+        total = jnp.sum(jnp.where(counts, weights * jnp.where(counts, values, 0), 0), axis=place)
+        for other in range(lead):
+            if other == place or labels[other].size != label.size:
+                continue
+            same = (labels[other].elements == label.elements) & (label.elements >= 0)
+            if not same.any():
+                continue
+            diagonal = jnp.moveaxis(jnp.diagonal(values, axis1=other, axis2=place), -1, other - (place < other))
+            total = jnp.where(_aligned(same, own), diagonal, total)
+        return total
+
+    def _check(self, labels: Sequence[Label]) -> None:
+        """Raise unless the variables of all labels are independent wherever they are not the same."""
+        for i, a in enumerate(labels):
+            for b in labels[i + 1 :]:
+                both = (a.elements >= 0) & (b.elements >= 0) & (a.elements != b.elements)
+                both &= (a.elements >= self.elements) | (b.elements >= self.elements)
+                if not both.any():
+                    continue
+                seen = (self.seen[:, np.maximum(x.elements, 0)] for x in (a, b))
+                if np.any(both & ~self.sight.disjoint(*seen)):
+                    raise Unknown("two sums of the same latents meet, which are dependent")
+
+    def _law(self, number: int) -> Law:
+        name = self._site(number)
+        assert name is not None
+        return self.laws[name]
+
+    def _site(self, number: int) -> str | None:
+        """Return the site of a variable; None for a projection."""
+        for name, (start, end) in zip(self.laws, pairwise(self.ends), strict=True):
+            if start <= number < end:
+                return name
+        return None
+
+    def _sites(self, elements: np.ndarray) -> list[str | None]:
+        found: list[str | None] = [
+            name
+            for name, (start, end) in zip(self.laws, pairwise(self.ends), strict=True)
+            if np.any((elements >= start) & (elements < end))
+        ]
+        return [*found, None] if np.any(elements >= self.elements) else found
+
+
+def _aligned(mask: np.ndarray, own: tuple[int, ...]) -> Any:
+    """Return a mask of positions for stored axes, which must vary where the mask does."""
+    return jnp.asarray(mask.reshape((1,) * (len(own) - mask.ndim) + mask.shape))
