@@ -1,6 +1,6 @@
 """Expectations of additive terms over independent elements: exact where a rule gives them, with the reason where none does.
 
-    Ē_t = E[f_t(x)],    x the elements of some sites with known laws; all else that f closes over is held fixed
+Ē_t = E[f_t(x)],    x the elements of some sites with known laws; all else that f closes over is held fixed
 """
 
 from __future__ import annotations

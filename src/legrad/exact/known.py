@@ -289,9 +289,7 @@ class Known:
     def _by_elements(self, i: int, normal: bool) -> Moments:
         """Return the moments of a sum in which elements may meet on several routes, by its coefficients."""
         pieces = self.pieces(i)
-        variance = jnp.broadcast_to(
-            linear.covariance(pieces, pieces, self.element_variances), self.program.shapes[i]
-        )
+        variance = jnp.broadcast_to(linear.covariance(pieces, pieces, self.element_variances), self.program.shapes[i])
         self.rules[i] = "coefficients"
         sees = self.sight.of(i)
         return Moments(constant(self.mean(i)), constant(variance), normal, sees, sees)
@@ -338,8 +336,10 @@ class Known:
         """Raise if two tables together are too large, before they are computed."""
         same = [t for t in tables if t.labels and len(t.shape) == len(self.program.shapes[op.outputs[0]])]
         if len(same) > 1:
-            flat = [Table(np.zeros((*(x.size for x in t.labels), *(1,) * len(t.shape)), bool), t.labels, t.shape)
-                    for t in same]
+            flat = [
+                Table(np.zeros((*(x.size for x in t.labels), *(1,) * len(t.shape)), bool), t.labels, t.shape)
+                for t in same
+            ]
             _, labels = align(flat, LIMIT, np)
             own = np.broadcast_shapes(*(t.own for t in same))
             if math.prod(label.size for label in labels) * math.prod(own) > NUMBERS:

@@ -102,4 +102,3 @@ def law(scalar: Scalar, dtype: Any) -> Law:
     mean = jnp.sum(weights * numbers, axis=0)
     variance = jnp.sum(weights * (numbers - mean) ** 2, axis=0)
     return Law(shape, values.astype(dtype), weights, mean, variance, False, dtype)
-

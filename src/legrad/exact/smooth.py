@@ -77,7 +77,17 @@ class Signs:
             return Sign.FIXED if Sign.ANY not in signs and Sign.NONNEGATIVE not in signs else Sign.ANY
         if op.name in ("add", "add_any"):
             return max(signs) if min(signs) >= Sign.NONNEGATIVE else Sign.ANY
-        if op.name in ("sqrt", "integer_pow", "pow", "rsqrt", "convert_element_type", "copy", "reshape", "squeeze", "slice"):
+        if op.name in (
+            "sqrt",
+            "integer_pow",
+            "pow",
+            "rsqrt",
+            "convert_element_type",
+            "copy",
+            "reshape",
+            "squeeze",
+            "slice",
+        ):
             return signs[0]
         if op.name in ("broadcast_in_dim", "transpose", "reduce_sum", "expand_dims"):
             return signs[0] if op.name != "reduce_sum" or signs[0] != Sign.FIXED else Sign.ANY
@@ -149,5 +159,3 @@ def _body(f: Callable[..., Any], given: tuple[tuple[tuple[int, ...], str], ...])
         jaxpr = inner.jaxpr
     last = jaxpr.eqns[-1]
     return str(last.params.get("call_jaxpr", "")) if last.primitive.name in _compat.CUSTOM_CALLS else ""
-
-

@@ -20,17 +20,18 @@ from numpyro import handlers
 from tqdm.auto import tqdm
 
 from legrad._compat import jit
-from legrad.estimators import Exact
+from legrad.estimators import Exact, LocalExpectation
 from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.result import FitResult
 from legrad.model.log_density import LogDensity
 from legrad.model.messages import warn
-from legrad.model.problem import Problem
+from legrad.model.problem import Noise, Problem
 from legrad.model.threads import one_at_a_time
 from legrad.natural.ascent import CONVERGED, ROUNDING, SPENT, Ascent, Climb
 from legrad.natural.guide_map import GuideMap
 from legrad.natural.metric import Metric
+from legrad.singlesite.report import listening
 from legrad.trace.concrete import compiled_for
 
 MOST = 2000  # gradients
@@ -48,8 +49,18 @@ def has_no_noise(problem: Problem, estimator: Any) -> bool:
         problem: model, guide, parameters and data.
         estimator: the estimator.
     """
-    if not isinstance(estimator, Exact):
+    if isinstance(estimator, LocalExpectation):
+
+        def look(params: Any, key: jax.Array) -> None:
+            estimator.arrange(replace(problem, params=params), Noise(*jax.random.split(key)))
+
+        with listening() as found:
+            jax.eval_shape(look, dict(problem.params), jax.random.key(0))
+        if not found.deterministic:
+            return False
+    elif not isinstance(estimator, Exact):
         return False
+    data = dict(problem.params)
     for program in (problem.guide, problem.model):
         if isinstance(program, LogDensity):
             continue
@@ -59,7 +70,8 @@ def has_no_noise(problem: Problem, estimator: Any) -> bool:
             handlers.seed(rng_seed=0),
             handlers.trace() as trace,
         ):
-            handlers.substitute(program, dict(problem.params))(*problem.args, **problem.kwargs)
+            handlers.substitute(program, data)(*problem.args, **problem.kwargs)
+        data |= {name: site["value"] for name, site in trace.items() if site["type"] == "sample"}
         for site in trace.values():
             if site["type"] in ("mutable", "prng_key"):
                 return False
