@@ -1,4 +1,4 @@
-"""The climb of an ELBO without noise: to the known optimum, from hard starts, and with a plain word where it fails."""
+"""The climb of an ELBO without noise: to the known optimum, from hard starts, with a plain word where it fails."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import legrad
+from legrad.fitting import exact_climb
 from legrad.model.parameters import Parameters
 from legrad.natural.ascent import CONVERGED, ROUNDING, SPENT, STUCK, Ascent
 from legrad.natural.guide_map import GuideMap
@@ -125,10 +126,15 @@ def test_fit_climbs_an_exact_objective_without_a_learning_rate():
     assert result.gradients["objective"] == result.steps == len(result.elbo) < 100
     adam = legrad.fit(coupled, guide, optimizer=optax.adam(0.05), steps=1500, **settings)
     assert result.elbo[-1] >= adam.elbo[-1] - 1e-4
-    with pytest.warns(legrad.FitWarning, match="not converged after 3 gradients"):
-        few = legrad.fit(coupled, guide, steps=3, **settings)
+    few = legrad.fit(coupled, guide, steps=3, **settings)  # steps are stochastic steps, and as many as asked
     assert few.steps == 3
     assert not few.converged
+
+
+def test_a_climb_that_runs_out_of_gradients_says_so(monkeypatch):
+    monkeypatch.setattr(exact_climb, "MOST", 3)
+    with pytest.warns(legrad.FitWarning, match="not converged after 3 gradients"):
+        legrad.fit(coupled, legrad.MeanField(coupled), key=0, estimator=legrad.Exact(), progress=False)
 
 
 def test_components_that_begin_alike_do_not_stay_alike():

@@ -86,14 +86,12 @@ class ExactClimb:
     Args:
         program: the parts of the fit: model, guide, parameters, estimator and data.
         starts: unconstrained parameters to climb from.
-        most: the largest number of gradients of each start.
     """
 
-    def __init__(self, program: CompiledLoop, starts: Sequence[dict[str, Any]], most: int) -> None:
+    def __init__(self, program: CompiledLoop, starts: Sequence[dict[str, Any]]) -> None:
         self.program, self.starts = program, list(starts)
         given = program.feed.at(program.feed.load(0), 0)
         self.metric = Metric(GuideMap(program.guide, given.args, given.kwargs), starts[0])
-        self.most = most
         self._begin, self._go_on = jit(self._begin_all), jit(self._go_on_all)
 
     def run(self, seconds: float, bar: tqdm) -> tuple[Climb, float]:
@@ -122,7 +120,7 @@ class ExactClimb:
             given = program.feed.at(program.feed.load(0)._replace(arrays=arrays), 0)
             return program.objective.loss(program.estimator, unconstrained, key, given)
 
-        return Ascent(loss, self.metric, self.starts[0], most=self.most)
+        return Ascent(loss, self.metric, self.starts[0], most=MOST)
 
     def _begin_all(self, starts: Any, keys: jax.Array, arrays: Any) -> Climb:
         def one(start: Any, key: jax.Array) -> Climb:
@@ -144,7 +142,6 @@ def climb(
     program: CompiledLoop,
     comparison: GuideComparison,
     starts: Sequence[dict[str, Any]],
-    steps: int | None,
     seconds: float,
     progress: bool | str | None,
     begun: float,
@@ -155,14 +152,13 @@ def climb(
         program: the parts of the fit.
         comparison: compares parameters of the fit.
         starts: unconstrained parameters to climb from.
-        steps: the largest number of gradients; 2,000 if None.
         seconds: the maximum running time.
         progress: whether to show a bar; a string is its label.
         begun: when the fit began.
     """
-    climbs = ExactClimb(program, starts, MOST if steps is None else max(2, steps))
+    climbs = ExactClimb(program, starts)
     label = progress if isinstance(progress, str) else "fit"
-    with tqdm(total=climbs.most, desc=label, unit="gradient", disable=_hidden(progress), leave=True) as bar:
+    with tqdm(total=MOST, desc=label, unit="gradient", disable=_hidden(progress), leave=True) as bar:
         bar.set_postfix_str("compiling")
         ended, ran = climbs.run(seconds, bar)
     took, number = time.perf_counter() - begun, len(starts)
