@@ -5,7 +5,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-exact bench-growth bench-likelihoods bench-marginalize bench-mnist bench-overhead bench-single-site bench-sklearn \
+.PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-exact bench-growth \
+	bench-likelihoods bench-marginalize bench-mnist bench-overhead bench-single-site bench-sklearn bench-solvers \
 	bench-survival bench-data bench-torch trust docs clean
 
 demo: $(VENV)/.demo
@@ -52,6 +53,11 @@ build: $(VENV)/.dev
 bench: $(VENV)/.bench
 	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/peers/table.py
 	$(BIN)/python docs/peers.py
+
+# The solver of exact ELBOs against Adam, L-BFGS and fixed draws: seconds to 99.9% of the way. Writes docs/solvers.md.
+bench-solvers: $(VENV)/.bench
+	LEGRAD_DATA="$(LEGRAD_DATA)" $(BIN)/python benchmarks/peers/solvers.py
+	$(BIN)/python docs/solvers.py
 
 # Static binarized MNIST from LEGRAD_DATA, five estimators and a long fit: about half an hour. Writes docs/mnist.md.
 bench-mnist: $(VENV)/.demo

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 
 from legrad.distributions import support
+from legrad.estimators.quadratic_surrogates import Surrogates, surrogates
 from legrad.exact.expect import Term, expectations
 from legrad.exact.laws import is_known, law
 from legrad.model.problem import Evaluation, Noise, Problem
@@ -78,6 +79,26 @@ def split(problem: Problem, pivot: Draw, noise: Noise, parents: Mapping[str, fro
     found = {n: term if term.mean is None else term._replace(mean=True) for n, term in found.items()}
     done = frozenset(free) - left
     return Split(free, found, done, tuple(n for n in pivot if n not in done))
+
+
+def quieted(
+    problem: Problem, pivot: Draw, noise: Noise, here: Evaluation, at: Mapping[str, jax.Array], found: Split
+) -> Surrogates | None:
+    """Return the surrogates of the sampled terms of log p; see `replaced` for the arguments.
+
+    There are none if other latents than the free ones are held, which the surrogates would change with.
+    """
+    names = [name for name, term in found.terms.items() if term.mean is None and name.startswith("log p")]
+    free = {name: at[name] for name in found.free if name in at}
+    if not names or set(at) != set(free):
+        return None
+
+    def terms(x: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        there = problem.evaluate({**at, **x}, noise, pivot=pivot)
+        return {name: term for name, term in there.terms().items() if name in names}
+
+    laws = {name: law(here.factors[name].elements, here.factors[name].coordinate.dtype) for name in free}
+    return surrogates(terms, laws, free)
 
 
 def known_entropies(problem: Problem, pivot: Draw, names: Collection[str]) -> list[str]:

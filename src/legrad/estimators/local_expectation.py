@@ -24,7 +24,7 @@ from legrad.distributions import counts, elements, support
 from legrad.estimators.alarms import require_accurate, warn_escaped
 from legrad.estimators.base import Estimator, Score, draws, over_draws, require_positive, surrogate
 from legrad.estimators.costs import Costs, descendants, fixed_parents
-from legrad.estimators.exact_terms import NONE, Split, known_entropies, replaced, split
+from legrad.estimators.exact_terms import NONE, Split, known_entropies, quieted, replaced, split
 from legrad.estimators.score_function import score
 from legrad.estimators.treatment import treatments
 from legrad.model.problem import Evaluation, Noise, Problem
@@ -101,6 +101,13 @@ class LocalExpectation(Estimator):
         changes = self.changes(here, moving, x, {n: cuts[n] for n in found.childless}, False)
         others = {n: cuts[n] for n in local if n not in found.childless}
         changes |= self.changes(here, moving, held, others, any(children.values()))
+        value = here.total(stop=x)
+        # a scored site would need the surrogates among its costs
+        quiet = quieted(problem, found.pivot, noise, here, x, found.split) if len(local) == len(x) else None
+        if quiet is not None:
+            value = value + quiet.value
+            for n, change in changes.items():
+                changes[n] = change._replace(f=change.f - quiet.change(n, cuts[n].moved, x[n]))
 
         scores, alarms = {}, Alarms({}, {})
         costs = Costs(held, found.parents, evaluate, found.exact)
@@ -116,7 +123,7 @@ class LocalExpectation(Estimator):
                     alarms.inaccurate[n] = _inaccuracy(factor, cuts[n], changes[n])
             if n in local and cuts[n].kind == "window":
                 alarms.escaped[n] = counts.escaped_mass(factor.elements.base, self.window)
-        return here.total(stop=x), scores, alarms
+        return value, scores, alarms
 
     def evaluator(self, problem: Problem, noise: Noise, found: Arranged) -> Callable[..., Evaluation]:
         """Return f as a function of the fixed coordinates, or at those of a draw itself, with its exact terms."""

@@ -26,6 +26,7 @@ from legrad.fitting.conclusion import finish
 from legrad.fitting.data import Feed, Minibatches
 from legrad.fitting.entrance import entrance
 from legrad.fitting.estimator_choice import candidates, choose
+from legrad.fitting.exact_climb import climb, has_no_noise
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import HostLoop
 from legrad.fitting.joint_start import joint_start
@@ -86,8 +87,10 @@ def fit(
         data: minibatches of arrays that are too large for the device or for memory; they are passed after `args`.
         estimator: one of legrad's estimators, or any NumPyro ELBO; `LocalExpectation()` if None. "auto" runs a short
             trial of the estimators that suit the guide, and takes the fastest; `result.method` names it.
-        optimizer: an optax optimizer, schedules included; if None, `optax.adam(1e-2)`, or `optax.adam(5e-2)` with
-            `stop="auto"`, which reduces the step size by itself.
+        optimizer: an optax optimizer, schedules included. If None, and no `steps` are given either, an ELBO without
+            noise (`result.deterministic`) is climbed by natural steps and L-BFGS, which need no learning rate;
+            otherwise it is `optax.adam(1e-2)`, or `optax.adam(5e-2)` with `stop="auto"`, which reduces the step size
+            by itself.
         steps: the maximum number of steps; if None, 2,000, or 100,000 with `stop="auto"`.
         stop: "auto" ends the fit when more steps would change nothing, and returns the average of the last iterates;
             `legrad.AutoStop(...)` does the same with other settings; None takes all steps.
@@ -135,6 +138,8 @@ def fit(
     restarts = 1 if restarts is None else restarts
     rule: Any = AutoStop() if stop == "auto" else stop
     chosen: Any = LocalExpectation() if estimator is None else estimator
+    asks_nothing = all(setting is None for setting in (optimizer, steps, data, checkpoint, callback))
+    may_climb = asks_nothing and stop in (None, "auto") and chosen != "auto"
     optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
     steps = (_STEPS if rule is None else _STEPS_AUTO) if steps is None else steps
     callbacks = [callback] if callable(callback) else list(callback or ())
@@ -169,6 +174,8 @@ def fit(
             starts.append(scattered(starts[0], other.unconstrain(other.initial), of_move))
         program = CompiledLoop(model, guide, parameters, chosen, optimizer, feed, jax.numpy.stack(keys))
         comparison = GuideComparison(program)
+        if may_climb and has_no_noise(problem, chosen):
+            return climb(program, comparison, starts, math.inf if seconds is None else seconds, progress, begun)
         stoppings = [Stopping(rule, comparison, k, s) for k, s in zip(keys, starts, strict=True)] if rule else []
         state = program.begin(starts, steps, rule.block if rule else None)
         now = Progress(state, 0, np.full(restarts, steps), records=[s.record for s in stoppings])

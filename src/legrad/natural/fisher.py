@@ -37,11 +37,21 @@ class Family(NamedTuple):
         parameters: the names of its parameters, each with the number of its event axes.
         root: from parameters and their change to Fisher coordinates on a last axis.
         softmax: whether the parameter is a vector of logits of a categorical.
+        positive: the parameters that are positive numbers.
     """
 
     parameters: dict[str, int]
     root: Callable[[Change, Change], Array]
     softmax: bool = False
+    positive: tuple[str, ...] = ()
+
+    def fold(self, at: Change, to: Change) -> Array:
+        """Return how much the logarithms of the positive parameters change; zero if there are none."""
+        found = [jnp.abs(to[name] / _positive(at[name])) for name in self.positive]
+        if "scale_tril" in self.parameters:
+            diagonals = [jnp.diagonal(x["scale_tril"], axis1=-2, axis2=-1) for x in (to, at)]
+            found.append(jnp.max(jnp.abs(diagonals[0] / _positive(diagonals[1])), axis=-1, initial=0.0))
+        return jnp.max(jnp.stack(found), axis=0) if found else jnp.zeros(())
 
 
 def _tiny(x: Array) -> Array:
@@ -149,13 +159,19 @@ FAMILIES: dict[type, Family] = {
     OffsetCategorical: Family({"logits": 1}, _categorical_logits, softmax=True),
     dist.GeometricLogits: Family({"logits": 0}, _geometric_logits),
     dist.GeometricProbs: Family({"probs": 0}, _geometric_probs),
-    dist.Poisson: Family({"rate": 0}, lambda at, to: _one(to["rate"] / jnp.sqrt(_positive(at["rate"])))),
-    dist.Normal: Family({"loc": 0, "scale": 0}, _normal),
-    dist.HalfNormal: Family({"scale": 0}, lambda at, to: _one(math.sqrt(2.0) * to["scale"] / at["scale"])),
-    dist.Exponential: Family({"rate": 0}, lambda at, to: _one(to["rate"] / at["rate"])),
-    dist.Gamma: Family({"concentration": 0, "rate": 0}, _gamma),
-    dist.InverseGamma: Family({"concentration": 0, "rate": 0}, _gamma),
-    dist.Beta: Family({"concentration1": 0, "concentration0": 0}, _beta),
+    dist.Poisson: Family(
+        {"rate": 0}, lambda at, to: _one(to["rate"] / jnp.sqrt(_positive(at["rate"]))), positive=("rate",)
+    ),
+    dist.Normal: Family({"loc": 0, "scale": 0}, _normal, positive=("scale",)),
+    dist.HalfNormal: Family(
+        {"scale": 0}, lambda at, to: _one(math.sqrt(2.0) * to["scale"] / at["scale"]), positive=("scale",)
+    ),
+    dist.Exponential: Family({"rate": 0}, lambda at, to: _one(to["rate"] / at["rate"]), positive=("rate",)),
+    dist.Gamma: Family({"concentration": 0, "rate": 0}, _gamma, positive=("concentration", "rate")),
+    dist.InverseGamma: Family({"concentration": 0, "rate": 0}, _gamma, positive=("concentration", "rate")),
+    dist.Beta: Family(
+        {"concentration1": 0, "concentration0": 0}, _beta, positive=("concentration1", "concentration0")
+    ),
     dist.MultivariateNormal: Family({"loc": 1, "scale_tril": 2}, _multivariate_normal),
 }
 

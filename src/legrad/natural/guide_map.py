@@ -22,10 +22,11 @@ Values = dict[str, dict[str, jax.Array]]
 
 
 class Known(NamedTuple):
-    """A site whose distribution has a known Fisher information: its family, and its batch shape."""
+    """A site whose distribution has a known Fisher information: its family, batch shape, and kind."""
 
     family: Family
     shape: tuple[int, ...]
+    discrete: bool
 
 
 class GuideMap:
@@ -64,7 +65,7 @@ class GuideMap:
             elif family is None:
                 self.refused[name] = f"the Fisher information of '{name}', {factor.family}, is not known"
             else:
-                self.sites[name] = Known(family, shape)
+                self.sites[name] = Known(family, shape, bool(bare.is_discrete))
 
     def constrain(self, unconstrained: Mapping[str, Any]) -> dict[str, Any]:
         """Map the guide's parameters to the space in which the guide takes them."""

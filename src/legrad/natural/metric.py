@@ -46,11 +46,19 @@ class Metric:
         self.guide = guide
         self.ownership: Ownership = owners(guide, unconstrained)
         self.structure: Any = jax.tree.structure({name: unconstrained[name] for name in guide.transforms})
-        self._natural = {i for cluster in self.ownership.clusters for i in cluster.leaves}
+        clusters = self.ownership.clusters
+        self._natural = {i for cluster in clusters for i in cluster.leaves}
+        self._discrete = {i for c in clusters for i in c.leaves if any(guide.sites[s].discrete for s in c.sites)}
 
-    def has_factor(self, unconstrained: Mapping[str, Any]) -> Tree:
-        """Return for each array of parameters whether it belongs to factors, in the structure of the parameters."""
-        flags = [i in self._natural for i in range(self.structure.num_leaves)]
+    def has_factor(self, unconstrained: Mapping[str, Any], discrete: bool = False) -> Tree:
+        """Return for each array of parameters whether it belongs to factors, in the structure of the parameters.
+
+        Args:
+            unconstrained: the parameters.
+            discrete: whether only discrete factors count.
+        """
+        mine = self._discrete if discrete else self._natural
+        flags = [i in mine for i in range(self.structure.num_leaves)]
         mine = jax.tree.unflatten(self.structure, flags)
         return {n: mine[n] if n in mine else jax.tree.map(lambda _: False, x) for n, x in unconstrained.items()}
 
@@ -97,6 +105,70 @@ class Metric:
             site: jnp.linalg.norm(known.family.root(values[site], change[site]), axis=-1)
             for site, known in self.guide.sites.items()
         }
+
+    def coordinates(self, unconstrained: Tree, steps: Tree) -> list[Array]:
+        """Return the Fisher coordinates of steps (on a leading axis) for each site: (steps, numbers)."""
+        values, push = jax.linearize(self._values, self._leaves(unconstrained))
+
+        def one(step: Tree) -> list[Array]:
+            change = push(self._leaves(step))
+            return [k.family.root(values[s], change[s]).ravel() for s, k in self.guide.sites.items()]
+
+        return jax.vmap(one)(steps)
+
+    def draw(self, unconstrained: Tree, key: Array, length: float) -> Tree:
+        """Draw a random step of about this Fisher length in each Fisher coordinate, from N(0, length² F⁻¹)."""
+        leaves = self._leaves(unconstrained)
+
+        def coordinates(step: list[Array]) -> list[Array]:
+            values, change = jax.jvp(self._values, (leaves,), (step,))
+            return [k.family.root(values[s], change[s]) for s, k in self.guide.sites.items()]
+
+        roots, back = jax.vjp(coordinates, [jnp.zeros_like(x) for x in leaves])
+        keys = jax.random.split(key, max(1, len(roots)))
+        noise = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, roots, strict=False)]
+        natural = self.has_factor(unconstrained)
+        zeros = jax.tree.map(jnp.zeros_like, dict(unconstrained))
+        step = self.solve(unconstrained, self._put(zeros, back(noise)[0]), 10.0).step
+        return jax.tree.map(lambda mine, x: length * x if mine else jnp.zeros_like(x), natural, step)
+
+    def tamed(self, unconstrained: Tree, step: Tree, fold: float) -> tuple[Tree, Array]:
+        """Shorten a step, factor by factor, until no positive parameter of a distribution leaves its neighbourhood.
+
+        A natural step is a straight line in the parameters, and a scale that should shrink to nothing would pass it.
+
+        Args:
+            unconstrained: the parameters.
+            step: the step.
+            fold: the most that the logarithm of a scale, a rate or a concentration may change.
+
+        Returns:
+            The step, and the largest Fisher length of an element's.
+        """
+        leaves, steps = self._leaves(unconstrained), self._leaves(step)
+        values, change = jax.jvp(self._values, (leaves,), (steps,))
+        lengths, shares = [jnp.zeros(())], {}
+        for site, known in self.guide.sites.items():
+            length = jnp.linalg.norm(known.family.root(values[site], change[site]), axis=-1)
+            fast = known.family.fold(values[site], change[site])
+            shares[site] = _shorten(jnp.broadcast_to(fast, known.shape).ravel(), fold)
+            lengths.append(jnp.max(length * shares[site].reshape(length.shape), initial=0.0))
+        for cluster in self.ownership.clusters:
+            if cluster.kind == "softmax":
+                continue
+            if cluster.kind == "gaussian":
+                for i in cluster.leaves:
+                    steps[i] = steps[i] * jnp.min(shares[cluster.sites[0]], initial=1.0)
+                continue
+            block = jnp.ones(len(cluster.blocks), steps[0].dtype)
+            for site in cluster.sites:
+                block = block.at[cluster.block_of[site]].min(shares[site])
+            flat = jnp.ones(sum(leaves[i].size for i in cluster.leaves) + 1, block.dtype)
+            flat = flat.at[cluster.blocks].set(block[:, None])[:-1]
+            cuts = np.cumsum([leaves[i].size for i in cluster.leaves])[:-1]
+            for i, part in zip(cluster.leaves, jnp.split(flat, cuts), strict=True):
+                steps[i] = steps[i] * part.reshape(steps[i].shape).astype(steps[i].dtype)
+        return self._put(step, steps), jnp.max(jnp.stack(lengths))
 
     # --- the parts ----------------------------------------------------------------------------------------------
 

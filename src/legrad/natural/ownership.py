@@ -118,7 +118,7 @@ def _touched(box: np.ndarray | None, starts: np.ndarray) -> set[int]:
 
 def _by_element(guide: GuideMap, site: str, values: Mapping[str, np.ndarray | None]) -> np.ndarray | None:
     """Join what the parameters of each element of a site see: (places, *batch)."""
-    family, shape = guide.sites[site]
+    family, shape, _ = guide.sites[site]
     found = [box for box in values.values() if box is not None]
     if not found:
         return None

@@ -1,0 +1,156 @@
+"""The climb of an ELBO without noise: to the known optimum, from hard starts, with a plain word where it fails."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import legrad
+from legrad.fitting import exact_climb
+from legrad.model.parameters import Parameters
+from legrad.natural.ascent import CONVERGED, ROUNDING, SPENT, STUCK, Ascent
+from legrad.natural.guide_map import GuideMap
+from legrad.natural.metric import Metric
+
+RNG = np.random.default_rng(0)
+
+
+def normals(n, scale=1.0):
+    def guide():
+        loc, width = numpyro.param("loc", jnp.zeros(n)), numpyro.param("log_scale", jnp.full(n, jnp.log(scale)))
+        numpyro.sample("x", dist.Normal(loc, jnp.exp(width)).to_event(1))
+
+    return guide
+
+
+def bernoullis(n, start=0.1):
+    def guide():
+        numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("logits", jnp.full(n, start))).to_event(1))
+
+    return guide
+
+
+def climbed(guide, elbo, most=500, **changes):
+    parameters = Parameters(lambda: None, guide, (), {}, jax.random.key(0))
+    start = parameters.unconstrain(parameters.initial) | changes
+    ascent = Ascent(
+        lambda u: -elbo(parameters.constrain(u)), Metric(GuideMap(guide, (), {}), start), start, most=most
+    )
+    return jax.jit(lambda u: ascent.run(ascent.begin(u)))(start), ascent
+
+
+def gaussian(precision, mean, offset=0.0):
+    def elbo(q):
+        away = q["loc"] - mean
+        quadratic = away @ precision @ away + jnp.sum(jnp.diag(precision) * jnp.exp(2 * q["log_scale"]))
+        return offset - 0.5 * quadratic + jnp.sum(q["log_scale"])
+
+    return elbo
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-4, 0.0), (1e4, -1e5)])
+def test_a_correlated_gaussian_from_any_scale(scale, offset):
+    """Steps are in the guide's own units: neither the scale of the start nor a large constant matters."""
+    A = RNG.normal(size=(20, 20)) / 4
+    precision, mean = jnp.asarray(A @ A.T + 0.05 * np.eye(20)), jnp.asarray(RNG.normal(size=20) * 5)
+    found, ascent = climbed(normals(20, scale), gaussian(precision, mean, offset))
+    q = ascent.unflatten(found.at)
+    sd = np.diag(precision) ** -0.5
+    assert int(found.end) in (CONVERGED, ROUNDING)
+    assert int(found.evaluations) < 250
+    np.testing.assert_allclose((q["loc"] - mean) / sd, 0.0, atol=0.02 if offset == 0.0 else 0.3)
+    np.testing.assert_allclose(jnp.exp(q["log_scale"]) / sd, 1.0, rtol=0.01 if offset == 0.0 else 0.2)
+
+
+def test_logits_that_start_saturated_on_the_wrong_side():
+    target = jnp.asarray(RNG.normal(size=30) * 3)
+
+    def elbo(q):
+        p = jax.nn.sigmoid(q["logits"])
+        entropy = jnp.sum(p * jax.nn.softplus(-q["logits"]) + (1 - p) * jax.nn.softplus(q["logits"]))
+        return jnp.sum(p * target) + entropy
+
+    found, ascent = climbed(bernoullis(30), elbo, logits=jnp.full(30, -25.0))
+    assert int(found.end) == CONVERGED
+    np.testing.assert_allclose(ascent.unflatten(found.at)["logits"], target, atol=0.01)
+
+
+def test_parameters_in_no_factor_are_climbed_too():
+    """A scale of the model, beside a factor whose best value depends on it."""
+
+    def guide():
+        loc, width = numpyro.param("loc", 0.0), numpyro.param("log_scale", 0.0)
+        numpyro.sample("x", dist.Normal(loc, jnp.exp(width)))
+        numpyro.param("noise", 3.0)
+
+    y = jnp.asarray(RNG.normal(size=50) + 2.0)
+
+    def elbo(q):
+        spread = (y - q["loc"]) ** 2 + jnp.exp(2 * q["log_scale"])
+        return jnp.sum(-0.5 * spread * jnp.exp(-2 * q["noise"]) - q["noise"]) + q["log_scale"]
+
+    found, ascent = climbed(guide, elbo)
+    q = ascent.unflatten(found.at)
+    assert int(found.end) == CONVERGED
+    assert q["loc"] == pytest.approx(float(y.mean()), abs=1e-3)
+    assert jnp.exp(2 * q["noise"]) == pytest.approx(float(y.var()) * 50 / 49, rel=1e-2)
+
+
+def test_how_it_ends_is_said():
+    precision, mean = jnp.eye(3) + 0.4, jnp.ones(3)
+    assert int(climbed(normals(3), gaussian(precision, mean), most=3)[0].end) == SPENT
+    assert int(climbed(normals(3), lambda q: jnp.nan * jnp.sum(q["loc"]))[0].end) == STUCK
+    wrong = jax.custom_jvp(lambda loc: -jnp.sum(loc**2))
+    wrong.defjvp(lambda x, dx: (-jnp.sum(x[0] ** 2), jnp.sum(2 * x[0] * dx[0])))  # a gradient of the wrong sign
+    assert int(climbed(normals(3), lambda q: wrong(q["loc"] + 1.0) - jnp.sum(q["log_scale"] ** 2))[0].end) == STUCK
+
+
+def coupled():
+    with numpyro.plate("items", 6):
+        z = numpyro.sample("z", dist.Bernoulli(0.3))
+    numpyro.sample("y", dist.Normal(z.sum(), 0.5), obs=2.0)
+
+
+def test_fit_climbs_an_exact_objective_without_a_learning_rate():
+    guide = legrad.MeanField(coupled)
+    settings = {"key": 0, "estimator": legrad.Exact(), "progress": False}
+    result = legrad.fit(coupled, guide, restarts=2, **settings)
+    assert result.converged
+    assert result.status.startswith("converged after")
+    assert "natural steps" in result.restarts[0].note
+    assert result.gradients["objective"] == result.steps == len(result.elbo) < 100
+    adam = legrad.fit(coupled, guide, optimizer=optax.adam(0.05), steps=1500, **settings)
+    assert result.elbo[-1] >= adam.elbo[-1] - 1e-4
+    few = legrad.fit(coupled, guide, steps=3, **settings)  # steps are stochastic steps, and as many as asked
+    assert few.steps == 3
+    assert not few.converged
+
+
+def test_a_climb_that_runs_out_of_gradients_says_so(monkeypatch):
+    monkeypatch.setattr(exact_climb, "MOST", 3)
+    with pytest.warns(legrad.FitWarning, match="not converged after 3 gradients"):
+        legrad.fit(coupled, legrad.MeanField(coupled), key=0, estimator=legrad.Exact(), progress=False)
+
+
+def test_components_that_begin_alike_do_not_stay_alike():
+    """Without noise nothing else would break the symmetry: two groups, and a guide that knows neither."""
+    y = jnp.asarray([-2.0, -2.1, 2.0, 2.1])
+
+    def model():
+        with numpyro.plate("points", 4):
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+        same = z[:, None] == z[None]
+        numpyro.factor("alike", jnp.sum(jnp.where(same, 0.3 * y[:, None] * y[None], 0.0)))
+
+    def guide():
+        with numpyro.plate("points", 4):
+            numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("l", jnp.zeros(4))))
+
+    result = legrad.fit(model, guide, key=0, estimator=legrad.Exact(), progress=False)
+    p = np.asarray(jax.nn.sigmoid(result.params["l"]))
+    assert abs(p[0] - p[1]) < 0.05 < 0.9 < abs(p[0] - p[2])
