@@ -35,7 +35,7 @@ def entrance(fit: Callable[P, FitResult]) -> Callable[P, FitResult]:
         if not isinstance(args, tuple):  # `fit` says what to pass
             return run(model, guide, key=key, args=args, kwargs=kwargs, **settings)
         given = unframed(model, args, kwargs or {})
-        if settings.get("data") is None:
+        if settings.get("data") is None and settings.get("mesh") is None:
             check_data(user_model(model), given.args, given.kwargs)
         with explained(model, guide, given.args, given.kwargs, given.names):
             result = run(model, guide, key=key, args=given.args, kwargs=given.kwargs, **settings)
