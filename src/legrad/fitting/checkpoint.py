@@ -25,6 +25,7 @@ from legrad.fitting.compiled_loop import State
 from legrad.fitting.data import Minibatches
 from legrad.fitting.processes import agreed, is_first, is_spread
 from legrad.fitting.stopping import _TREES, PhaseRecord
+from legrad.model.frames import Arguments
 
 FILE = "checkpoint.legrad"
 _KIND = "checkpoint"
@@ -100,8 +101,8 @@ class Checkpoint:
         exists = self.path.exists()
         if exists != bool(agreed(exists)):
             raise CheckpointError(
-                f"process {jax.process_index()} {'sees' if exists else 'does not see'} '{self.path}', unlike process 0: "
-                "give checkpoint= a folder on a disk that all processes share"
+                f"process {jax.process_index()} {'sees' if exists else 'does not see'} '{self.path}', unlike "
+                "process 0: give checkpoint= a folder on a disk that all processes share"
             )
         if not exists:
             return None
@@ -170,6 +171,21 @@ def identity(
         "minibatches": None if data is None else [repr(data), *(_digest(a) for a in data.arrays)],
         "ELBO of the first draw": dict(terms),
     }
+
+
+def described(key: jax.Array, given: Arguments, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Describe a call of `fit`, so that processes can compare theirs; large arrays by some of their rows."""
+    data = settings.get("data")
+    found = {"the random key": str(np.asarray(jax.random.key_data(key)).tolist())}
+    for name, tree in (("args", given.args), ("kwargs", given.kwargs)):
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            found[f"{name}{jax.tree_util.keystr(path)}"] = _digest(leaf)
+    if data is not None:
+        found["minibatches"] = repr(data)
+    for name, value in settings.items():
+        if isinstance(value, bool | int | float | str) or name == "mesh":
+            found[name] = repr(value)
+    return found
 
 
 def estimator_of(folder: Any, candidates: Sequence[Any]) -> Any:

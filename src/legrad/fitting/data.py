@@ -208,8 +208,12 @@ class Feed:
         assert data is not None
         rows = np.stack([data.at(self.seed, first + i) for i in range(int(self.capacity))])
         if self.cut is not None:
-            return Loaded(self.placed, jnp.asarray(first, jnp.int32), self.cut.copies(rows), self.cut.batches(data.read, rows))
-        return Loaded(self.placed, jnp.asarray(first, jnp.int32), jnp.asarray(rows), tuple(map(jnp.asarray, data.read(rows))))
+            return Loaded(
+                self.placed, jnp.asarray(first, jnp.int32), self.cut.copies(rows), self.cut.batches(data.read, rows)
+            )
+        return Loaded(
+            self.placed, jnp.asarray(first, jnp.int32), jnp.asarray(rows), tuple(map(jnp.asarray, data.read(rows)))
+        )
 
     @contextmanager
     def tracing(self, loaded: Loaded) -> Iterator[None]:

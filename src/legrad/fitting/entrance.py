@@ -8,6 +8,9 @@ from functools import wraps
 from typing import Any, ParamSpec, cast
 
 from legrad.diagnostics.replay import user_model
+from legrad.fitting.checkpoint import described
+from legrad.fitting.lost_process import ends_together
+from legrad.fitting.processes import require_alike
 from legrad.fitting.result import FitResult
 from legrad.model.data_checks import check_data
 from legrad.model.explained import explained
@@ -37,7 +40,10 @@ def entrance(fit: Callable[P, FitResult]) -> Callable[P, FitResult]:
         given = unframed(model, args, kwargs or {})
         if settings.get("data") is None and settings.get("mesh") is None:
             check_data(user_model(model), given.args, given.kwargs)
-        with explained(model, guide, given.args, given.kwargs, given.names):
+        checkpoint = settings.get("checkpoint")
+        with explained(model, guide, given.args, given.kwargs, given.names), ends_together(checkpoint):
+            if settings.get("mesh") is not None:
+                require_alike(described(key, given, settings))
             result = run(model, guide, key=key, args=given.args, kwargs=given.kwargs, **settings)
         return replace(result, names=given.names) if given.names else result
 

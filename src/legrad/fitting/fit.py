@@ -76,8 +76,8 @@ def fit(
     Without a guide, discrete latents are summed out where that can be done exactly. If only continuous ones are left,
     no step is random: a Gaussian in unconstrained space is fitted from the posterior's mode to the ELBO of fixed
     draws, more of them until fresh draws confirm the answer; `result.method` says what was done. Settings of the
-    stochastic loop (`data`, `mesh`, `estimator`, `optimizer`, `steps`, `stop`, `init_params`, `checkpoint`, `callback`) take
-    that loop instead, with `stop="auto"` unless `steps` or `stop` is given.
+    stochastic loop (`data`, `mesh`, `estimator`, `optimizer`, `steps`, `stop`, `init_params`, `checkpoint`,
+    `callback`) take that loop instead, with `stop="auto"` unless `steps` or `stop` is given.
 
     Args:
         model: a NumPyro model, or `legrad.log_density(f)`.

@@ -1,7 +1,7 @@
 """A fit on several devices: which axis is cut across them, and where each array of the fit lives.
 
-One plate is cut, the one whose sites hold most numbers (with minibatches, that of the rows). Of every array, the first
-axis that is as long as the plate is cut along the mesh axis:
+One plate is cut, the one whose sites hold most numbers (with minibatches, that of the rows). Of every array, the
+first axis that is as long as the plate is cut along the mesh axis:
 
     data of the plate's members, parameters of its members, their optimizer state     P(None, ..., axis, ...)
     all else                                                                          P(), a copy on each device
@@ -109,7 +109,9 @@ class DeviceCut:
             blocks=blocks, **copies,
         )  # fmt: skip
 
-    def batches(self, read: Callable[[np.ndarray], tuple[np.ndarray, ...]], rows: np.ndarray) -> tuple[jax.Array, ...]:
+    def batches(
+        self, read: Callable[[np.ndarray], tuple[np.ndarray, ...]], rows: np.ndarray
+    ) -> tuple[jax.Array, ...]:
         """Return minibatches, each device with its part of every step's rows; a process reads those of its devices.
 
         Args:
@@ -204,7 +206,11 @@ def _checked(mesh: Any) -> tuple[Mesh, str]:
 
 @one_at_a_time
 def _members(
-    model: Callable[..., Any], guide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    devices: int,
 ) -> Members:
     """Return the plate that is cut: that whose sites hold most numbers; of several, one that the devices divide."""
     arrays, rebuild = split_arrays((args, dict(kwargs)), lambda x: x)

@@ -73,6 +73,7 @@ def require_alike(given: dict[str, str]) -> None:
             if a != b:
                 raise ValueError(
                     f"the processes of this fit differ in {name}: process 0 has {a}, process {process} has {b}. Give "
-                    "every process the same call and the same arrays; each reads the rows of its own devices. Rows "
-                    "that only one process has become an array of all by jax.make_array_from_process_local_data"
+                    "every process the same call and the same arrays, of which each reads the part of its own "
+                    "devices. Parts that only one process has become one array by "
+                    "jax.make_array_from_process_local_data"
                 )
