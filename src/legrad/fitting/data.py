@@ -18,6 +18,8 @@ from numpyro import handlers
 
 from legrad.fitting.mesh import DeviceCut, as_host
 from legrad.fitting.processes import on_host
+from legrad.fitting.row_order import RowOrder
+from legrad.fitting.row_source import RowSource, is_source
 from legrad.model.arrays import split_arrays
 from legrad.model.log_density import LogDensity
 from legrad.model.objective import Given
@@ -45,7 +47,8 @@ class Minibatches:
     minibatches wrap around from the last row to the first.
 
     Args:
-        arrays: arrays of the same length, rows first.
+        arrays: arrays of the same length, rows first; or a single data source with `len(source)` and `source[i]`,
+            such as those of Grain, whose records are an array or a tuple of arrays.
         size: the number of rows in a minibatch.
         shuffle: whether to shuffle the rows anew for each epoch.
 
@@ -57,8 +60,13 @@ class Minibatches:
     def __init__(self, *arrays: Any, size: int, shuffle: bool = True) -> None:
         if not arrays:
             raise ValueError("there are no arrays: pass them as Minibatches(X, y, size=100)")
+        self.source = RowSource(arrays[0]) if len(arrays) == 1 and is_source(arrays[0]) else None
+        if self.source is not None:
+            last = np.unique(np.asarray([0, self.source.rows // 2, self.source.rows - 1]))
+            arrays, lengths = self.source.read(last), {self.source.rows}  # which stand for all in a checkpoint
         self.arrays = tuple(a if isinstance(a, np.ndarray) else np.asarray(a) for a in arrays)
-        lengths = {len(a) if a.ndim else 0 for a in self.arrays}
+        if self.source is None:
+            lengths = {len(a) if a.ndim else 0 for a in self.arrays}
         if len(lengths) > 1 or 0 in lengths:
             shapes = ", ".join(str(a.shape) for a in self.arrays)
             raise ValueError(f"the arrays have shapes {shapes}: give them the same number of rows, at least one")
@@ -70,25 +78,23 @@ class Minibatches:
                 raise TypeError(f"an array of {array.dtype} is among the minibatches: make it numbers")
         self.size, self.shuffle = int(size), shuffle
         self.per_epoch = self.rows // self.size
-        self._order: tuple[tuple[int, int], np.ndarray] | None = None
+        self._order = RowOrder(self.rows)
 
     def at(self, seed: int, step: int) -> np.ndarray:
         """Return the row numbers of a step, ascending (disks read faster in order)."""
         epoch, position = divmod(step, self.per_epoch)
         if not self.shuffle:
             return np.sort((step * self.size + np.arange(self.size)) % self.rows)
-        if self._order is None or self._order[0] != (seed, epoch):
-            order = np.arange(self.rows, dtype=np.uint32 if self.rows < 2**32 else np.uint64)
-            np.random.Generator(np.random.Philox(key=[seed, epoch])).shuffle(order)
-            self._order = ((seed, epoch), order)
-        return np.sort(self._order[1][position * self.size : (position + 1) * self.size].astype(np.int64))
+        return np.sort(self._order.at(seed, epoch, position * self.size, (position + 1) * self.size))
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the rows with the given numbers, which may be an array of several steps."""
-        return tuple(a[rows.ravel()].reshape(*rows.shape, *a.shape[1:]) for a in self.arrays)
+        flat = rows.ravel()
+        found = tuple(a[flat] for a in self.arrays) if self.source is None else self.source.read(flat)
+        return tuple(a.reshape(*rows.shape, *a.shape[1:]) for a in found)
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in self.arrays)
+        shapes = ", ".join(f"{a.dtype}{[self.rows, *a.shape[1:]]}" for a in self.arrays)
         return f"legrad.Minibatches({shapes}, size={self.size})"
 
 
@@ -207,13 +213,10 @@ class Feed:
         data, first = self.data, number * int(self.capacity)
         assert data is not None
         rows = np.stack([data.at(self.seed, first + i) for i in range(int(self.capacity))])
+        begin = jnp.asarray(first, jnp.int32)
         if self.cut is not None:
-            return Loaded(
-                self.placed, jnp.asarray(first, jnp.int32), self.cut.copies(rows), self.cut.batches(data.read, rows)
-            )
-        return Loaded(
-            self.placed, jnp.asarray(first, jnp.int32), jnp.asarray(rows), tuple(map(jnp.asarray, data.read(rows)))
-        )
+            return Loaded(self.placed, begin, self.cut.copies(rows), self.cut.batches(data.read, rows))
+        return Loaded(self.placed, begin, jnp.asarray(rows), tuple(map(jnp.asarray, data.read(rows))))
 
     @contextmanager
     def tracing(self, loaded: Loaded) -> Iterator[None]:
