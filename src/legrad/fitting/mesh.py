@@ -245,7 +245,7 @@ def _members(
 def _check_size(mesh: Mesh, axis: str, members: Members, minibatch: bool) -> None:
     """Raise if the devices do not divide what is cut."""
     devices, n = int(mesh.size), members.part if minibatch else members.size
-    fits = max(d for d in range(1, devices + 1) if n % d == 0)
+    fits = max(d for d in range(1, min(devices, members.part) + 1) if n % d == 0)
     smaller = f"a mesh of {fits} device{'s' if fits > 1 else ''}, jax.make_mesh(({fits},), ('{axis}',))"
     if members.part < devices:
         what = f"{members.name} takes {members.part} members" if not minibatch else members.name
