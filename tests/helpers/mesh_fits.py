@@ -1,9 +1,9 @@
 """Fits on several devices and in several processes; JAX fixes their number at its start, so each runs as a script.
 
-    python mesh_fits.py fits DEVICES PROCESSES PROCESS PORT OUT names...    fits, their results in OUT.npz
-    python mesh_fits.py programs ... OUT names...                           collectives of a compiled step, in OUT.json
-    python mesh_fits.py errors ... OUT                                      messages of wrong meshes, in OUT.json
-    python mesh_fits.py killed ... OUT [steps]                              a long fit with a checkpoint
+python mesh_fits.py fits DEVICES PROCESSES PROCESS PORT OUT names...    fits, their results in OUT.npz
+python mesh_fits.py programs ... OUT names...                           collectives of a compiled step, in OUT.json
+python mesh_fits.py errors ... OUT                                      messages of wrong meshes, in OUT.json
+python mesh_fits.py killed ... OUT [steps]                              a long fit with a checkpoint
 """
 
 import inspect
