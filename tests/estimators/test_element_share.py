@@ -63,7 +63,9 @@ def compare(monkeypatch, settings, fraction, params, model, guide, args=()):
         np.testing.assert_allclose(mean[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
-@pytest.mark.parametrize("fraction, settings", [(0.5, {}), (1 / 3, {"num_pivots": 2}), (0.2, {"method": "brute"})])
+@pytest.mark.parametrize(
+    ("fraction", "settings"), [(0.5, {}), (1 / 3, {"num_pivots": 2}), (0.2, {"method": "brute"})]
+)
 def test_the_mean_over_the_shares_is_the_whole(monkeypatch, fraction, settings):
     compare(monkeypatch, settings, fraction, PARAMS, model, guide)
 
@@ -85,7 +87,8 @@ def test_shares_differ_from_step_to_step():
     x = {"z": jnp.zeros((3, 40)), "short": jnp.zeros(4)}
     keys = jax.random.split(jax.random.key(0), 200)
     blocks = [int(element_share.shares(x, 0.1, key)["z"].block) for key in keys]
-    assert set(blocks) == set(range(10)) and "short" not in element_share.shares(x, 0.1, keys[0])
+    assert set(blocks) == set(range(10))
+    assert "short" not in element_share.shares(x, 0.1, keys[0])
     share = element_share.shares(x, 0.1, keys[0])["z"]
     assert (share.axis, share.size) == (1, 4)
 

@@ -1,7 +1,7 @@
 """Fits on several devices and in several processes; JAX fixes their number at its start, so each runs as a script.
 
 python mesh_fits.py fits DEVICES PROCESSES PROCESS PORT OUT names...    fits, their results in OUT.npz
-python mesh_fits.py programs ... OUT names...                           collectives of a compiled step, in OUT.json
+python mesh_fits.py programs ... OUT names...                           collectives of a step, in OUT.json
 python mesh_fits.py errors ... OUT                                      messages of wrong meshes, in OUT.json
 python mesh_fits.py killed ... OUT [steps]                              a long fit with a checkpoint
 """
@@ -170,13 +170,16 @@ def errors(out, names):
         with numpyro.plate("rows", total or len(y), subsample_size=size) as at:
             numpyro.sample("y", dist.Normal(m, 1.0), obs=y if size is None or total else y[at])
 
+    def batches(size):
+        return {"data": legrad.Minibatches(np.zeros(64), size=size), "kwargs": {"size": size, "total": 64}}
+
     guide, y = legrad.MeanField(model), jnp.zeros(16)
     calls = {
         "divides nothing": {"args": (jnp.zeros(15),), "mesh": mesh(8)},
         "few members": {"args": (jnp.zeros(4),), "mesh": mesh(8)},
         "subsample": {"args": (y, 4), "mesh": mesh(8)},
-        "minibatch": {"data": legrad.Minibatches(np.zeros(64), size=4), "kwargs": {"size": 4, "total": 64}, "mesh": mesh(8)},
-        "minibatch divides": {"data": legrad.Minibatches(np.zeros(64), size=12), "kwargs": {"size": 12, "total": 64}, "mesh": mesh(8)},
+        "minibatch": {**batches(4), "mesh": mesh(8)},
+        "minibatch divides": {**batches(12), "mesh": mesh(8)},
         "two axes": {"args": (y,), "mesh": jax.make_mesh((4, 2), ("data", "model"))},
         "no mesh": {"args": (y,), "mesh": 8},
     }  # fmt: skip
@@ -225,10 +228,9 @@ def start_all(what, out, names=(), *, processes, devices=1):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [
-        start(what, out if what == "killed" else f"{out}-{i}", names, devices=devices, processes=processes, process=i, port=port)
-        for i in range(processes)
-    ]  # fmt: skip
+    of_all = {"devices": devices, "processes": processes, "port": port}
+    outs = [out if what == "killed" else f"{out}-{i}" for i in range(processes)]
+    return [start(what, outs[i], names, process=i, **of_all) for i in range(processes)]
 
 
 def finish(processes, seconds=240):
