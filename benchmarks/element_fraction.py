@@ -3,8 +3,8 @@
     python benchmarks/element_fraction.py [--side 1000] [--points 10000000] [--fractions 1,0.1] [--seconds 60]
 
 Each fit runs in a process of its own, for a time that is the same for all. The table shows the time of a step, the
-memory of the process, the steps, and the ELBO of the first step and of the last tenth of all. The grid is Ising's with
-noisy observations, the mixture has 8 components of known weights and unknown means.
+memory of the process, the steps, and the ELBO of the first step and of the last tenth of all. The grid is Ising's
+with noisy observations, the mixture has 8 components of known weights and unknown means.
 """
 
 from __future__ import annotations

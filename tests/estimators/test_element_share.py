@@ -32,8 +32,8 @@ def guide():
 PARAMS = {"a": jnp.linspace(-1, 1, 5), "b": jnp.linspace(-1, 1, 12).reshape(4, 3), "m_loc": jnp.asarray(0.3)}
 
 
-def mean_over_shares(monkeypatch, estimator, params, model, guide, args=(), scale=1.0):
-    """The mean of the gradient over all shares with the same noise; `scale` is a fault put in on purpose."""
+def mean_over_shares(monkeypatch, estimator, params, model, guide, args=()):
+    """The mean of the gradient over all shares with the same noise."""
     number, found = round(1 / estimator.element_fraction), {}
 
     def drawn(x, fraction, key):
@@ -50,7 +50,7 @@ def mean_over_shares(monkeypatch, estimator, params, model, guide, args=(), scal
 
     each = [gradient(params, block) for block in range(number)]
     monkeypatch.undo()
-    return jax.tree.map(lambda *parts: scale * sum(parts) / number, *each)
+    return jax.tree.map(lambda *parts: sum(parts) / number, *each)
 
 
 def compare(monkeypatch, settings, fraction, params, model, guide, args=()):

@@ -1,4 +1,4 @@
-"""Fits on several devices and in several processes give what one device gives; a wrong mesh or a lost process says so."""
+"""Fits on several devices and in several processes are those of one; a wrong mesh or a lost process says so."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_the_formula_permutes_the_rows(rows):
 
 
 def test_the_formula_shuffles():
-    """Where rows end up, and how far neighbours are apart: chi-square of 16 bins, at many more rows than are listed."""
+    """Where rows end up, and how far neighbours are apart: chi-square of 16 bins, at more rows than are listed."""
     rows = 5 * LISTED + 3
     orders = np.concatenate([permuted(np.arange(2000), rows, 7, epoch) for epoch in range(50)])
     apart = np.diff(orders.reshape(50, 2000), axis=1).ravel() % rows
