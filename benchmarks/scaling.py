@@ -6,7 +6,7 @@ Every process has a core of its own and one device; processes meet by `jax.distr
 
     step(N, P) = a + b N / P + c log2 P + G / B       N rows or members, P processes, G bytes added up
 
-with a and b from one process at two sizes, and c and B from sums over two processes. A row that was measured beside its
+with a and b from one process at two sizes, and c and B from sums over two processes. A row measured beside its
 model is a check of the model, as two processes are not among what the model is made from.
 """
 

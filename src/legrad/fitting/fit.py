@@ -151,6 +151,8 @@ def fit(
     steps, kwargs = int(steps), dict(kwargs or {})
     of_init, of_check, of_steps = jax.random.split(key, 3)
 
+    if chosen == "auto" and mesh is not None and jax.process_count() > 1:
+        raise ValueError("estimator='auto' measures time, which differs between processes: name an estimator")
     rows = None if data is None else (data.rows, data.size)
     cut = None if mesh is None else cut_of(mesh, model, guide, args, kwargs, rows)
     feed = Feed(args, kwargs, data, int(np.asarray(jax.random.key_data(of_steps)).ravel()[-1]), cut)
