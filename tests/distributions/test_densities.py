@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import legrad
-from legrad.distributions.densities import Categories, bernoulli_entropy, log_prob
+from legrad.distributions.densities import Categories, bernoulli_entropy, hard_bernoulli_logits, log_prob
 from legrad.distributions.offset_categorical import OffsetCategorical
 
 MAKE = {
@@ -162,3 +162,18 @@ def test_entropy_of_a_bernoulli():
     np.testing.assert_allclose(slope, -jnp.where(jnp.isfinite(x), x, 0) * p * q, atol=1e-12)
     numeric = (bernoulli_entropy(x[:4] + 1e-6) - bernoulli_entropy(x[:4] - 1e-6)) / 2e-6
     np.testing.assert_allclose(slope[:4], numeric, atol=1e-8)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_three_derivatives_at_data_of_0_or_1(value):
+    """Also at zero, where |logits| has a corner, and at infinite logits."""
+    x = jnp.array([0.0, 1e-3, -2.0, 40.0, -40.0, 800.0, np.inf, -np.inf])
+    s, found = jax.nn.sigmoid(x), lambda x: hard_bernoulli_logits(x, jnp.asarray(value))
+    for expected in (value - s, -s * (1 - s), -s * (1 - s) * (1 - 2 * s)):
+        found = jax.grad(found)
+        np.testing.assert_allclose(jax.vmap(found)(x), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_draws_that_share_logits_share_the_logarithm():
+    jaxpr = jax.make_jaxpr(jax.vmap(hard_bernoulli_logits, in_axes=(None, 0)))(jnp.ones(3), jnp.ones((7, 3)))
+    assert "f64[3] = log1p" in str(jaxpr)

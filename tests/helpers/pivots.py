@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from contextlib import ExitStack
 from typing import NamedTuple
 from unittest import mock
 
@@ -213,9 +214,10 @@ def uniform(key, *args, **kwargs):
 def gradients(estimator, row, steps, uniforms=False):
     """Return the estimator's gradients for the draws of each step, which it would have drawn: (steps, parameters)."""
     module = sys.modules[type(estimator).__module__]
+    sites = {n for n, site in trace_of(row, {}).items() if site["type"] == "sample" and site["fn"].is_discrete}
 
     def one(given):
-        at = {}
+        at = {"data": {name: v[0] for name, v in given.items() if name not in sites}}
 
         def guide(*args):
             return Given(row.guide, at["data"], uniforms)(*args)
@@ -227,7 +229,14 @@ def gradients(estimator, row, steps, uniforms=False):
 
             return jax.vmap(run)(given, noise.sites)
 
-        with mock.patch.object(module, "over_draws", over_given), mock.patch.object(jax.random, "uniform", uniform):
+        def each_given(several):
+            return [{n: v[i] for n, v in given.items() if n in sites} for i in range(several.number)]
+
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(module, "over_draws", over_given))
+            stack.enter_context(mock.patch.object(jax.random, "uniform", uniform))
+            if hasattr(module, "Several"):
+                stack.enter_context(mock.patch.object(module.Several, "draws", each_given))
             return jax.grad(lambda p: estimator.loss(KEY, p, row.model, guide, *row.args))(row.params)
 
     number = len(steps.mass)

@@ -80,10 +80,40 @@ def _bernoulli_entropy_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tup
     return bernoulli_entropy(x), -jnp.where(jnp.isfinite(x), x, 0.0) * p * (1 - p) * dx
 
 
+@jax.custom_jvp
+def _softplus_of_size(x: Array, size: Array) -> Array:
+    """Return softplus(x), given |x|."""
+    return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-size))
+
+
+@_softplus_of_size.defjvp
+def _softplus_of_size_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (x, size), (dx, _) = primals, tangents
+    return _softplus_of_size(x, size), _sigmoid_of_size(x, size) * dx
+
+
+@jax.custom_jvp
+def _sigmoid_of_size(x: Array, size: Array) -> Array:
+    """Return σ(x), given |x|."""
+    e = jnp.exp(-size)
+    far = e / (1 + e)
+    return jnp.where(x > 0, 1 - far, far)
+
+
+@_sigmoid_of_size.defjvp
+def _sigmoid_of_size_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (x, size), (dx, _) = primals, tangents
+    return _sigmoid_of_size(x, size), _sigmoid_of_size(x, size) * _sigmoid_of_size(-x, size) * dx
+
+
 @operation
 def hard_bernoulli_logits(logits: Array, value: Array) -> Array:
-    """Return log p of data that are 0 or 1."""
-    return -softplus((1 - 2 * value) * logits)
+    """Return log p of data that are 0 or 1.
+
+    The logarithm is that of a function of |logits|, the same for either datum: under `vmap`, draws that share their
+    logits share the logarithm.
+    """
+    return -_softplus_of_size((1 - 2 * value) * logits, jnp.abs(logits))
 
 
 @operation

@@ -7,15 +7,21 @@ With the leave-one-out baseline, each draw's cost is measured from the mean of t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
+from numpyro.primitives import Messenger
 
 from legrad.estimators.base import Estimator, Score, draws, over_draws, require_positive, surrogate
 from legrad.estimators.costs import Costs, fixed_parents
 from legrad.model.problem import Evaluation, Noise, Problem
+from legrad.model.sites import Draw
+
+_FEW = 8  # draws times sites: up to this many are written out one after the other
 
 
 class ScoreFunction(Estimator):
@@ -43,17 +49,55 @@ class ScoreFunction(Estimator):
 
     def estimate(self, problem: Problem, key: jax.Array) -> jax.Array:
         """See `Estimator.estimate`."""
+        noise, several = draws(key, self.num_samples), Several(self.num_samples)
+        first = Noise(noise.sites[0], noise.plates)
+        drawn = problem.draw(first, several)
+        graph = problem.parents(drawn, first)
+        at = {name: stop_gradient(factor.coordinate) for name, factor in drawn.items()}
+        costs = Costs(at, fixed_parents(at, graph), partial(problem.evaluate, noise=first, pivot=drawn))
 
-        def one(noise: Noise) -> tuple[jax.Array, dict[str, Score]]:
-            pivot = problem.draw(noise)
+        def one(noise: Noise, pivot: Draw) -> tuple[jax.Array, dict[str, Score]]:
             x = {name: stop_gradient(factor.coordinate) for name, factor in pivot.items()}
-            evaluate = partial(problem.evaluate, noise=noise, pivot=pivot)
-            costs = Costs(x, fixed_parents(x, problem.parents(pivot, noise)), evaluate)
             here = problem.evaluate_draw(pivot, x, noise)
             return here.total(stop=x), {name: score(name, here, costs) for name in x}
 
-        value, scores = over_draws(one, draws(key, self.num_samples))
+        if self.num_samples * len(drawn) <= _FEW and several.complete(drawn, graph):
+            each = [one(first, drawn.moved(values)) for values in several.draws()]
+            value, scores = jax.tree.map(lambda *parts: jnp.stack(parts), *each)
+        else:
+            value, scores = over_draws(lambda noise: one(noise, problem.draw(noise)), noise)
         return surrogate(value, scores, leave_one_out=self.baseline is not None)
+
+
+class Several(Messenger):
+    """A messenger that draws every discrete site several times.
+
+    If no site depends on another, these are draws from the guide, whose parameters are the same for all of them. Then
+    the guide runs once, and a few draws are written out one after the other: what the derivatives of the draws add up
+    to is found in passing, while XLA's sum over an axis of draws takes as long as a product of matrices.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(None)
+        self.number, self._values = number, dict[str, jax.Array]()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Draw a site several times, and give it the first draw."""
+        if msg["type"] != "sample" or msg["value"] is not None or not msg["fn"].is_discrete:
+            return
+        fn, args, kwargs = msg["fn"], msg["args"], msg["kwargs"]
+        keys = jax.random.split(kwargs["rng_key"], self.number)
+        drawn = jax.vmap(lambda key: fn(*args, **{**kwargs, "rng_key": key}))(keys)
+        self._values[msg["name"]], msg["value"] = drawn, drawn[0]
+
+    def complete(self, drawn: Draw, parents: Mapping[str, frozenset[str]]) -> bool:
+        """Return whether the values are draws from the guide: all sites are discrete, and none depends on another."""
+        alone = not any(parents.values()) and not any(factor.in_scan for factor in drawn.values())
+        return alone and set(drawn) == set(self._values)
+
+    def draws(self) -> list[dict[str, jax.Array]]:
+        """Return the values of each draw."""
+        return [{name: values[i] for name, values in self._values.items()} for i in range(self.number)]
 
 
 def score(name: str, here: Evaluation, costs: Costs) -> Score:
