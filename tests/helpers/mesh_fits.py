@@ -84,7 +84,7 @@ def estimators():
 
     if "exact_terms" not in inspect.signature(legrad.LocalExpectation).parameters:
         return {"": legrad.LocalExpectation()}
-    return {str(on): legrad.LocalExpectation(exact_terms=on) for on in (False, True)}
+    return {f"exact={on}": legrad.LocalExpectation(exact_terms=on) for on in (False, True)}
 
 
 def mesh(number=None):
@@ -151,8 +151,9 @@ def programs(out, names):
     found = {}
     for name in names or known:
         model, guide, args, _ = known[name]
-        text = program_text(model, guide, args, mesh=mesh())
-        found[name] = [(kind, shapes) for shapes, kind in COLLECTIVE.findall(text)]
+        for label, estimator in estimators().items():
+            text = program_text(model, guide, args, mesh=mesh(), estimator=estimator)
+            found[f"{name} {label}"] = [(kind, shapes) for shapes, kind in COLLECTIVE.findall(text)]
     Path(out).write_text(json.dumps(found))
 
 
