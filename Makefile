@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 .PHONY: demo reproduce example test test-long test-all lint types format build test-matrix bench bench-exact bench-growth \
 	bench-likelihoods bench-marginalize bench-mnist bench-overhead bench-single-site bench-sklearn bench-solvers \
-	bench-survival bench-data bench-torch trust docs clean
+	bench-survival bench-data bench-scaling bench-element-fraction bench-torch trust docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/legrad reproduce all --quick --out out/demo
@@ -88,6 +88,14 @@ bench-single-site: $(VENV)/.demo
 bench-growth: $(VENV)/.demo
 	$(BIN)/python benchmarks/growth.py
 
+# Weak and strong scaling of a step over devices and processes, measured and modelled. Writes docs/results/scaling.json.
+bench-scaling: $(VENV)/.demo
+	$(BIN)/python benchmarks/scaling.py
+
+# A random share of the elements each step, on a grid of 1000 x 1000 spins and a mixture of 10 million points.
+bench-element-fraction: $(VENV)/.demo
+	$(BIN)/python benchmarks/element_fraction.py
+
 # Likelihoods with forms of their own against NumPyro's and against hand-written code.
 bench-likelihoods: $(VENV)/.demo
 	$(BIN)/python benchmarks/likelihoods.py
@@ -108,6 +116,7 @@ bench-torch: $(VENV)/.demo .venv-torch/.installed
 # A fit on 10 million rows of 50 columns in a file (2 GB, temporary), and the memory it takes.
 bench-data: $(VENV)/.demo
 	$(BIN)/python benchmarks/out_of_core.py
+	$(BIN)/python benchmarks/out_of_core.py --processes 2
 
 # Is each fit right, or flagged? Fits without a guide on posteriordb (from LEGRAD_DATA, else the kept rows stay), users'
 # models and 15 problems, peers beside them, and fits with guides: about an hour and a half. Writes docs/results/trust*.json

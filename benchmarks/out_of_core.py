@@ -1,12 +1,16 @@
 """A fit on data that are larger than the memory it may use: 10 million rows of 50 columns in a file.
 
-    python benchmarks/out_of_core.py [--rows N] [--columns N] [--folder DIR]
+    python benchmarks/out_of_core.py [--rows N] [--columns N] [--size N] [--folder DIR] [--processes N] [--steps N]
 
 Writes the file once (2 GB by default), fits a regression to minibatches of it, and prints how much memory of its own
-the process held at most: `RssAnon`, so that pages of the file that the system keeps are not counted.
+each process held at most: `RssAnon`, so that pages of the file that the system keeps are not counted. With several
+processes, on this machine and by `jax.distributed`, each reads its own rows of every minibatch.
 """
 
 import argparse
+import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -38,17 +42,8 @@ def write(path: Path, rows: int, columns: int, weights: np.ndarray) -> None:
     file.flush()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--columns", type=int, default=50)
-    parser.add_argument("--size", type=int, default=1000, help="rows of a minibatch")
-    parser.add_argument(
-        "--folder", type=Path, default=None, help="where the file is kept; a temporary one if left out"
-    )
-    parser.add_argument("--tolerance", type=float, default=0.5, help="of the fit, in posterior standard deviations")
-    options = parser.parse_args()
-    weights = np.linspace(-1, 1, options.columns).astype(np.float32)
+def fit(path: Path, options: argparse.Namespace, weights: np.ndarray) -> None:
+    """One fit, or the part of one process in it; process 0 prints what was measured."""
 
     def model(rows):
         w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([options.columns]).to_event(1))
@@ -56,35 +51,70 @@ def main() -> None:
             numpyro.sample("y", dist.Normal(rows[:, :-1] @ w, 1.0), obs=rows[:, -1])
 
     warnings.simplefilter("ignore", legrad.FitWarning)  # its sentence is printed below
+    several = jax.process_count() > 1
+    data = np.load(path, mmap_mode="r")
+    peak, running = [0.0], True
+
+    def watch() -> None:
+        while running:
+            peak[0] = max(peak[0], anonymous_megabytes())
+            time.sleep(0.02)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    before = anonymous_megabytes()
+    batches = legrad.Minibatches(data, size=options.size)
+    rule = None if options.steps else legrad.AutoStop(tolerance=options.tolerance)
+    result = legrad.fit(
+        model, legrad.MeanField(model), key=jax.random.key(0), data=batches, stop=rule, steps=options.steps or 40_000,
+        mesh=jax.make_mesh((jax.device_count(),), ("data",)) if several else None,
+    )  # fmt: skip
+    running = False
+    watcher.join()
+    name = f"process {jax.process_index()} of {jax.process_count()}"
+    print(f"{name:24} own memory at most {peak[0]:.0f} MB, {peak[0] - before:.0f} MB of it in the fit", flush=True)
+    if jax.process_index() == 0:
+        error = np.max(np.abs(result.params["w_loc"] - weights))
+        each = 1e3 * (result.clock[-1, 1] - result.clock[1, 1]) / (result.clock[-1, 0] - result.clock[1, 0])
+        print(f"file                     {path.name}, {data.nbytes / 2**30:.2f} GB")
+        print(f"steps                    {result.steps:,} of {options.size:,} rows, {each:.2f} ms each")
+        print(f"rows per second          {1e3 * options.size / each:,.0f}")
+        print(f"furthest weight is off   {error:.2g}; its posterior's scale is {options.rows**-0.5:.2g}")
+        print(result.status, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--columns", type=int, default=50)
+    parser.add_argument("--size", type=int, default=1000, help="rows of a minibatch")
+    parser.add_argument("--folder", type=Path, help="where the file is kept; a temporary one if left out")
+    parser.add_argument("--tolerance", type=float, default=0.5, help="of the fit, in posterior standard deviations")
+    parser.add_argument("--steps", type=int, help="a number of steps, instead of a tolerance")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    weights = np.linspace(-1, 1, options.columns).astype(np.float32)
+    if options.process is not None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{options.port}", options.processes, options.process)
     with tempfile.TemporaryDirectory() as temporary:
-        path = (options.folder or Path(temporary)) / f"rows-{options.rows}-{options.columns}.npy"
+        folder = options.folder or Path(temporary)
+        path = folder / f"rows-{options.rows}-{options.columns}.npy"
         if not path.exists():
             write(path, options.rows, options.columns, weights)
-        data = np.load(path, mmap_mode="r")
-        peak, running = [0.0], True
-
-        def watch() -> None:
-            while running:
-                peak[0] = max(peak[0], anonymous_megabytes())
-                time.sleep(0.02)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        before = anonymous_megabytes()
-        batches = legrad.Minibatches(data, size=options.size)
-        rule = legrad.AutoStop(tolerance=options.tolerance)
-        result = legrad.fit(
-            model, legrad.MeanField(model), key=jax.random.key(0), data=batches, stop=rule, steps=40_000
-        )
-        running = False
-        watcher.join()
-    error = np.max(np.abs(result.params["w_loc"] - weights))
-    each = 1e3 * (result.clock[-1, 1] - result.clock[1, 1]) / (result.clock[-1, 0] - result.clock[1, 0])
-    print(f"file                     {path.name}, {data.nbytes / 2**30:.2f} GB")
-    print(f"own memory, at most      {peak[0]:.0f} MB (JAX and imports before the fit: {before:.0f} MB)")
-    print(f"steps                    {result.steps:,} of {options.size:,} rows, {each:.2f} ms each")
-    print(f"furthest weight is off   {error:.2g}; its posterior's scale is {options.rows**-0.5:.2g}")
-    print(result.status)
+        if options.processes == 1 or options.process is not None:
+            fit(path, options, weights)
+            return
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        again = [sys.executable, *sys.argv, "--folder", str(folder), "--port", str(port)]
+        parts = [subprocess.Popen([*again, "--process", str(i)]) for i in range(options.processes)]
+        codes = [part.wait() for part in parts]
+        if any(codes):
+            raise SystemExit(f"the processes ended with {codes}")
 
 
 if __name__ == "__main__":

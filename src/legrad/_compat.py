@@ -93,6 +93,11 @@ def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
+def coordination_client() -> Any:
+    """Return the client of the key-value store that `jax.distributed.initialize` opened; None if it did not."""
+    return import_module("jax._src.distributed").global_state.client
+
+
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _PLAIN_LOOPS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 _SMALL = 100_000  # numbers among the arguments: for a larger program run time matters more than compile time

@@ -24,6 +24,7 @@ from legrad.distributions import counts, elements, support
 from legrad.estimators.alarms import require_accurate, warn_escaped
 from legrad.estimators.base import Estimator, Score, draws, over_draws, require_positive, surrogate
 from legrad.estimators.costs import Costs, descendants, fixed_parents
+from legrad.estimators.element_share import MOST, Share, of_shares, shares
 from legrad.estimators.exact_terms import NONE, Split, known_entropies, quieted, replaced, split
 from legrad.estimators.score_function import score
 from legrad.estimators.treatment import treatments
@@ -52,6 +53,8 @@ class LocalExpectation(Estimator):
         window: how many consecutive values represent the support of an unbounded count (a Poisson factor).
         exact_terms: whether terms of log p whose expectation over independent latents can be computed are replaced by
             it; with False all terms are sampled, as in the paper. `legrad.explain(model, guide)` lists the terms.
+        element_fraction: the share of the elements of long sites that a step visits, drawn anew and scaled to all, at
+            least 1/64: for latents that outnumber what a step can visit.
 
     Example:
         >>> svi = SVI(model, guide, Adam(1e-2), loss=legrad.LocalExpectation())
@@ -69,8 +72,11 @@ class LocalExpectation(Estimator):
         sites: Mapping[str, str] | None = None,
         window: int = 64,
         exact_terms: bool = True,
+        element_fraction: float = 1.0,
     ) -> None:
         require_positive(num_pivots=num_pivots, nodes=nodes, window=window)
+        if not (isinstance(element_fraction, int | float) and 1 / MOST <= element_fraction <= 1):
+            raise ValueError(f"element_fraction={element_fraction!r}: it must be between 1/{MOST} and 1")
         if continuous not in ("quadrature", "reparam"):
             raise ValueError(f'continuous={continuous!r}: it must be "quadrature" or "reparam"')
         if method not in METHODS:
@@ -81,6 +87,7 @@ class LocalExpectation(Estimator):
         super().__init__(num_particles=num_pivots)
         self.num_pivots, self.nodes, self.continuous, self.method = num_pivots, nodes, continuous, method
         self.sites, self.window, self.exact_terms = dict(sites or {}), window, bool(exact_terms)
+        self.element_fraction = float(element_fraction)
 
     def estimate(self, problem: Problem, key: jax.Array) -> jax.Array:
         """See `Estimator.estimate`."""
@@ -97,6 +104,8 @@ class LocalExpectation(Estimator):
         evaluate = self.evaluator(problem, noise, found)
         here = evaluate(x, found.pivot)
         cuts = {n: self._cut(here.factors[n], children[n]) for n in local}
+        chosen = shares({n: x[n] for n in local}, self.element_fraction, jax.random.fold_in(noise.plates, 1))
+        cuts = {n: cut._replace(share=chosen.get(n)) for n, cut in cuts.items()}
         moving = self.evaluator(problem.stopped(), noise, found)
         changes = self.changes(here, moving, x, {n: cuts[n] for n in found.childless}, False)
         others = {n: cuts[n] for n in local if n not in found.childless}
@@ -107,7 +116,8 @@ class LocalExpectation(Estimator):
         if quiet is not None:
             value = value + quiet.value
             for n, change in changes.items():
-                changes[n] = change._replace(f=change.f - quiet.change(n, cuts[n].moved, x[n]))
+                taken, share = quiet.change(n, cuts[n].moved, x[n]), cuts[n].share
+                changes[n] = change._replace(f=change.f - (taken if share is None else share.take(taken, 1)))
 
         scores, alarms = {}, Alarms({}, {})
         costs = Costs(held, found.parents, evaluate, found.exact)
@@ -241,13 +251,17 @@ class LocalExpectation(Estimator):
         def terms(there: Evaluation) -> tuple[Any, Any]:
             return there.terms(), {n: there.factors[n].log_prob() for n in fixed} if with_log_q else {}
 
-        changes = single_site_totals(
-            lambda moved: terms(evaluate(fixed | moved)),
-            {n: fixed[n] for n in cuts},
-            {n: cut.moved for n, cut in cuts.items()},
-            self.method,
-            at_pivot=jax.tree.map(stop_gradient, terms(here)),
-        )
+        def run(x: dict[str, Any], candidates: dict[str, Any], whole: Callable[[Any], dict[str, Any]]) -> Any:
+            return single_site_totals(
+                lambda moved: terms(evaluate(fixed | whole(moved))),
+                x,
+                candidates,
+                self.method,
+                at_pivot=jax.tree.map(stop_gradient, terms(here)),
+            )
+
+        elements, moved = {n: fixed[n] for n in cuts}, {n: cut.moved for n, cut in cuts.items()}
+        changes = of_shares(run, elements, moved, {n: cut.share for n, cut in cuts.items()})
         return {n: Differences(*change) for n, change in changes.items()}
 
 
@@ -293,12 +307,22 @@ class SiteCandidates(NamedTuple):
         weights: the weights of the candidates, (K, *shape).
         kind: "finite", "common", "window" or "quadrature".
         check: a second quadrature rule, to compare with.
+        share: the block of elements that the step visits; None for all.
     """
 
     values: Any
     weights: jax.Array
     kind: str
     check: support.Candidates | None
+    share: Share | None = None
+
+    def visited(self, array: jax.Array, lead: int = 1) -> jax.Array:
+        """Return the visited elements of an array, with `lead` axes before those of the elements."""
+        return array if self.share is None else self.share.take(array, lead)
+
+    def counted(self, weights: jax.Array) -> jax.Array:
+        """Return the weights of visited elements as they count for all."""
+        return weights if self.share is None else self.share.counted(weights)
 
     @property
     def moved(self) -> jax.Array:
@@ -318,17 +342,18 @@ class Differences(NamedTuple):
 def _leaf_score(factor: Factor, cut: SiteCandidates, change: Differences) -> Score:
     """Return the score of a site that no other fixed site depends on: w = ω, and all constants drop out."""
     values, weights = cut.moved, cut.weights[-len(cut.moved) :]
-    return Score(_log_q(factor, values, weights), weights, stop_gradient(change.f), None)
+    log_q = cut.visited(_log_q(factor, values, weights))
+    return Score(log_q, cut.counted(cut.visited(weights)), stop_gradient(change.f), None)
 
 
 def _blanket_score(factor: Factor, cut: SiteCandidates, change: Differences, cost: jax.Array) -> Score:
     if cut.kind == "finite":
         change = jax.tree.map(lambda a: jnp.concatenate([jnp.zeros_like(a[:1]), a]), change)
     change = jax.tree.map(lambda a: a[: len(cut.values)], change)
-    log_w = _log_weights(factor, cut.values, cut.weights, change.log_q)
-    weights = jnp.where(cut.weights > 0, jax.nn.softmax(log_w, axis=0), 0.0)
-    log_q = _log_q(factor, cut.values, cut.weights)
-    return Score(log_q, stop_gradient(weights), stop_gradient(change.f), cost)
+    log_w = _log_weights(factor, cut, cut.values, cut.weights, change.log_q)
+    weights = cut.counted(jnp.where(cut.visited(cut.weights) > 0, jax.nn.softmax(log_w, axis=0), 0.0))
+    log_q = cut.visited(_log_q(factor, cut.values, cut.weights))
+    return Score(log_q, stop_gradient(weights), stop_gradient(change.f), cut.visited(cost, 0))
 
 
 def _log_q(factor: Factor, values: Any, weights: jax.Array) -> jax.Array:
@@ -336,9 +361,10 @@ def _log_q(factor: Factor, values: Any, weights: jax.Array) -> jax.Array:
     return jnp.where(weights > 0, factor.elements.coordinate_log_prob(values), 0.0)
 
 
-def _log_weights(factor: Factor, values: Any, weights: jax.Array, log_q: jax.Array) -> jax.Array:
+def _log_weights(factor: Factor, cut: SiteCandidates, values: Any, weights: jax.Array, log_q: jax.Array) -> jax.Array:
     """Return log ω_k + log q_others(v_k), up to a constant: log q of all sites minus that of the element itself."""
     own = stop_gradient(factor.elements.log_prob(values) - factor.elements.log_prob(factor.coordinate))
+    own, weights = cut.visited(own), cut.visited(weights)
     safe = jnp.where(weights > 0, weights, 1.0)
     return jnp.where(weights > 0, jnp.log(safe) + stop_gradient(log_q) - own, -jnp.inf)
 
@@ -350,8 +376,8 @@ def _inaccuracy(factor: Factor, cut: SiteCandidates, change: Differences) -> jax
     spread = jnp.sqrt(jnp.sum(cut.weights * (cut.values - centre) ** 2, axis=0))
 
     def moments(values: jax.Array, weights: jax.Array, log_q: jax.Array) -> jax.Array:
-        log_w = _log_weights(factor, values, weights, log_q)
-        w, u = jax.nn.softmax(log_w, axis=0), (values - centre) / spread
+        log_w = _log_weights(factor, cut, values, weights, log_q)
+        w, u = jax.nn.softmax(log_w, axis=0), cut.visited((values - centre) / spread)
         mean = jnp.sum(w * u, axis=0)
         return jnp.stack([jax.nn.logsumexp(log_w, axis=0), mean, jnp.sum(w * (u - mean) ** 2, axis=0)])
 

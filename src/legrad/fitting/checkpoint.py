@@ -23,7 +23,9 @@ import optax
 from legrad.fitting import file_format
 from legrad.fitting.compiled_loop import State
 from legrad.fitting.data import Minibatches
+from legrad.fitting.processes import agreed, is_first, is_spread
 from legrad.fitting.stopping import _TREES, PhaseRecord
+from legrad.model.frames import Arguments
 
 FILE = "checkpoint.legrad"
 _KIND = "checkpoint"
@@ -86,7 +88,8 @@ class Checkpoint:
             "watches": [record.to_json() for record in progress.records],
             "clock": progress.clock,
         }
-        file_format.write(self.path, _KIND, numbers, arrays)
+        if is_first():
+            file_format.write(self.path, _KIND, numbers, arrays)
 
     def load(self, begin: Progress, steps: int) -> Progress | None:
         """Return the progress in the checkpoint, or None if there is no checkpoint.
@@ -95,7 +98,13 @@ class Checkpoint:
             begin: the same fit before its first step, which gives the structure of all trees.
             steps: the maximum number of steps of the whole fit.
         """
-        if not self.path.exists():
+        exists = self.path.exists()
+        if exists != bool(agreed(exists)):
+            raise CheckpointError(
+                f"process {jax.process_index()} {'sees' if exists else 'does not see'} '{self.path}', unlike "
+                "process 0: give checkpoint= a folder on a disk that all processes share"
+            )
+        if not exists:
             return None
         remedy = "delete the file to start anew, or give checkpoint= another folder"
         try:
@@ -164,6 +173,21 @@ def identity(
     }
 
 
+def described(key: jax.Array, given: Arguments, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Describe a call of `fit`, so that processes can compare theirs; large arrays by some of their rows."""
+    data = settings.get("data")
+    found = {"the random key": str(np.asarray(jax.random.key_data(key)).tolist())}
+    for name, tree in (("args", given.args), ("kwargs", given.kwargs)):
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            found[f"{name}{jax.tree_util.keystr(path)}"] = _digest(leaf)
+    if data is not None:
+        found["minibatches"] = repr(data)
+    for name, value in settings.items():
+        if isinstance(value, bool | int | float | str) or name == "mesh":
+            found[name] = repr(value)
+    return found
+
+
 def estimator_of(folder: Any, candidates: Sequence[Any]) -> Any:
     """Return the candidate that the fit in a checkpoint uses; None if no checkpoint can be read or none matches."""
     try:
@@ -206,6 +230,8 @@ def _spec(tree: Any) -> list[str]:
 def _digest(leaf: Any) -> str:
     if not isinstance(leaf, jax.Array | np.ndarray):
         return repr(leaf) if isinstance(leaf, bool | int | float | str) else type(leaf).__name__
+    if is_spread(leaf):  # no process holds it whole: compare its shape, and sums
+        return f"{leaf.dtype}{list(leaf.shape)} {float(jnp.sum(leaf)):.4g} {float(jnp.sum(jnp.abs(leaf))):.4g}"
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     some = leaf

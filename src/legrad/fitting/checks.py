@@ -8,9 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from legrad.diagnostics.replay import user_model
 from legrad.estimators.base import draws
 from legrad.fitting.compiled_loop import CompiledLoop
+from legrad.fitting.processes import is_spread
 from legrad.model.arrays import split_arrays
+from legrad.model.data_checks import check_data
 from legrad.model.objective import Given
 from legrad.model.problem import Noise, Problem
 
@@ -33,6 +36,13 @@ def check_start(problem: Problem, key: jax.Array) -> dict[str, float]:
                 "initial parameters of that site, and that the guide's support lies inside the model's"
             )
     return {name: float(total) for name, total in terms.items()}
+
+
+def check_observed(model: Any, placed: Given, given: Given) -> None:
+    """Check the data of a fit on several devices, on these devices; several processes check what each holds whole."""
+    here = placed if jax.process_count() == 1 else given
+    if not any(is_spread(leaf) for leaf in jax.tree.leaves((here.args, here.kwargs))):
+        check_data(user_model(model), here.args, here.kwargs)
 
 
 def name_failure(program: CompiledLoop, unconstrained: dict[str, Any], key: jax.Array, given: Given) -> str:

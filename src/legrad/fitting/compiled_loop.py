@@ -20,7 +20,6 @@ from legrad.fitting.data import Feed, Loaded
 from legrad.fitting.iterates import Blocks
 from legrad.model.objective import Objective, update
 from legrad.model.parameters import Parameters
-from legrad.trace.concrete import compiled_for
 
 
 class State(NamedTuple):
@@ -75,7 +74,8 @@ class CompiledLoop:
     ) -> None:
         self.objective = Objective(model, guide, parameters)
         self.model, self.guide, self.parameters = model, guide, parameters
-        self.estimator, self.optimizer, self.feed, self.keys = estimator, optimizer, feed, keys
+        self.estimator, self.optimizer, self.feed = estimator, optimizer, feed
+        self.keys = keys if feed.cut is None else feed.cut.copies(keys)
         self._advance = jit(self._advance_all)  # per object: a static `self` would stay in JAX's cache
 
     def begin(self, starts: list[dict[str, Any]], steps: int, block: int | None) -> State:
@@ -95,7 +95,12 @@ class CompiledLoop:
                 failed=jnp.asarray(False),
             )
 
-        return self.stack([one(start) for start in starts])
+        return self.place(self.stack([one(start) for start in starts]))
+
+    def place(self, state: State) -> State:
+        """Return a state on the devices of the fit."""
+        lead = 0 if len(self.keys) == 1 else 1
+        return state if self.feed.cut is None else self.feed.cut.place_state(state, lead)
 
     def stack(self, states: list[State]) -> State:
         """Stack the states of several starts; the state of a single start is returned unchanged."""
@@ -121,8 +126,7 @@ class CompiledLoop:
         return after, {int(r): int(ends[r]) for r in np.flatnonzero(failed)}
 
     def _advance_all(self, state: State, keys: jax.Array, ends: jax.Array, loaded: Loaded) -> State:
-        # The program is compiled for these arrays alone, so plans may rely on which of their entries are zero.
-        with compiled_for(loaded.arrays, self.feed.arrays):
+        with self.feed.tracing(loaded):
             if len(self.keys) == 1:
                 return self._run(state, keys[0], ends[0], loaded)
             return jax.vmap(self._run, in_axes=(0, 0, 0, None))(state, keys, ends, loaded)
@@ -146,7 +150,7 @@ class CompiledLoop:
         sound = _finite(memory) | ~_finite(state.memory)  # some optimizers hold an infinity from the beginning
         failed = ~(jnp.isfinite(value) & _finite(gradient) & _finite(new) & sound)
 
-        return State(
+        after = State(
             step=i + 1,
             unconstrained=new,
             memory=memory,
@@ -159,6 +163,7 @@ class CompiledLoop:
             blocks=None if state.blocks is None else state.blocks.add(new),
             failed=failed,
         )
+        return after if self.feed.cut is None else self.feed.cut.keep(after)
 
 
 def _finite(tree: Any) -> jax.Array:

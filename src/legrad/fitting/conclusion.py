@@ -16,6 +16,7 @@ from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.data import Loaded
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import INTERRUPTED, LOST
+from legrad.fitting.processes import on_host
 from legrad.fitting.result import FitResult
 from legrad.fitting.stopping import PhaseRecord, answer
 from legrad.model.messages import warn
@@ -108,7 +109,7 @@ def _one(
     params = program.parameters.constrain(unconstrained)
     first = program.feed.last
     return FitResult(
-        params=jax.device_get(params),
+        params=on_host(params),
         converged=converged,
         status=status,
         elbo=elbo[:done],
@@ -116,11 +117,11 @@ def _one(
         seconds=took,
         gradient_variance=np.asarray(state.noise)[:done],
         phases=() if record is None else tuple(record.phases),
-        error=jax.device_get(record.error) if record is not None and converged else None,
+        error=on_host(record.error) if record is not None and converged else None,
         clock=np.asarray(now.clock),
         problem=Problem(program.model, program.guide, params | first.plates, first.args, first.kwargs),
         estimator=program.estimator,
-        optimizer_state=jax.device_get(state.memory),
+        optimizer_state=on_host(state.memory),
     )
 
 

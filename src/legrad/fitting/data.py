@@ -6,8 +6,9 @@ is seeded by the epoch, and its next `size` rows. So the step of a fit determine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
+from legrad.fitting.mesh import DeviceCut, as_host
+from legrad.fitting.processes import on_host
+from legrad.fitting.row_order import RowOrder
+from legrad.fitting.row_source import RowSource, is_source
 from legrad.model.arrays import split_arrays
 from legrad.model.log_density import LogDensity
 from legrad.model.objective import Given
 from legrad.model.threads import one_at_a_time
+from legrad.trace.concrete import compiled_for
 
 _BUFFER_BYTES = 32 << 20  # of minibatches on the device at a time
 _BUFFER_STEPS = 512
@@ -41,7 +47,8 @@ class Minibatches:
     minibatches wrap around from the last row to the first.
 
     Args:
-        arrays: arrays of the same length, rows first.
+        arrays: arrays of the same length, rows first; or a single data source with `len(source)` and `source[i]`,
+            such as those of Grain, whose records are an array or a tuple of arrays.
         size: the number of rows in a minibatch.
         shuffle: whether to shuffle the rows anew for each epoch.
 
@@ -53,8 +60,13 @@ class Minibatches:
     def __init__(self, *arrays: Any, size: int, shuffle: bool = True) -> None:
         if not arrays:
             raise ValueError("there are no arrays: pass them as Minibatches(X, y, size=100)")
+        self.source = RowSource(arrays[0]) if len(arrays) == 1 and is_source(arrays[0]) else None
+        if self.source is not None:
+            last = np.unique(np.asarray([0, self.source.rows // 2, self.source.rows - 1]))
+            arrays, lengths = self.source.read(last), {self.source.rows}  # which stand for all in a checkpoint
         self.arrays = tuple(a if isinstance(a, np.ndarray) else np.asarray(a) for a in arrays)
-        lengths = {len(a) if a.ndim else 0 for a in self.arrays}
+        if self.source is None:
+            lengths = {len(a) if a.ndim else 0 for a in self.arrays}
         if len(lengths) > 1 or 0 in lengths:
             shapes = ", ".join(str(a.shape) for a in self.arrays)
             raise ValueError(f"the arrays have shapes {shapes}: give them the same number of rows, at least one")
@@ -66,21 +78,23 @@ class Minibatches:
                 raise TypeError(f"an array of {array.dtype} is among the minibatches: make it numbers")
         self.size, self.shuffle = int(size), shuffle
         self.per_epoch = self.rows // self.size
-        self._order: tuple[tuple[int, int], np.ndarray] | None = None
+        self._order = RowOrder(self.rows)
 
     def at(self, seed: int, step: int) -> np.ndarray:
         """Return the row numbers of a step, ascending (disks read faster in order)."""
         epoch, position = divmod(step, self.per_epoch)
         if not self.shuffle:
             return np.sort((step * self.size + np.arange(self.size)) % self.rows)
-        if self._order is None or self._order[0] != (seed, epoch):
-            order = np.arange(self.rows, dtype=np.uint32 if self.rows < 2**32 else np.uint64)
-            np.random.Generator(np.random.Philox(key=[seed, epoch])).shuffle(order)
-            self._order = ((seed, epoch), order)
-        return np.sort(self._order[1][position * self.size : (position + 1) * self.size].astype(np.int64))
+        return np.sort(self._order.at(seed, epoch, position * self.size, (position + 1) * self.size))
+
+    def read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the rows with the given numbers, which may be an array of several steps."""
+        flat = rows.ravel()
+        found = tuple(a[flat] for a in self.arrays) if self.source is None else self.source.read(flat)
+        return tuple(a.reshape(*rows.shape, *a.shape[1:]) for a in found)
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in self.arrays)
+        shapes = ", ".join(f"{a.dtype}{[self.rows, *a.shape[1:]]}" for a in self.arrays)
         return f"legrad.Minibatches({shapes}, size={self.size})"
 
 
@@ -108,15 +122,28 @@ class Feed:
         kwargs: the keyword arguments that are the same for all steps.
         data: minibatches, or None.
         seed: the seed of the order of the minibatches.
+        cut: what is cut across devices, or None for one device.
+
+    Attributes:
+        arrays: the arrays among the arguments, as planning reads them.
+        placed: the same arrays, on the devices.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], data: Minibatches | None, seed: int) -> None:
-        self.data, self.seed = data, seed
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        data: Minibatches | None,
+        seed: int,
+        cut: DeviceCut | None = None,
+    ) -> None:
+        self.data, self.seed, self.cut = data, seed, cut
         self.plates: tuple[str, ...] = ()
-        self.arrays, self.rebuild = split_arrays((args, dict(kwargs)))
+        self.arrays, self.rebuild = split_arrays((args, dict(kwargs)), jnp.asarray if cut is None else as_host)
+        self.placed = self.arrays if cut is None else [cut.place(array) for array in self.arrays]
         self._thread = ThreadPoolExecutor(1, "legrad-data") if data is not None else None
         self._reads: dict[int, Future[Loaded]] = {}
-        self._last: tuple[Loaded, int] = (Loaded(self.arrays), 0)
+        self._last: tuple[Loaded, int] = (Loaded(self.placed), 0)
         self.capacity: float = np.inf
         if data is not None:
             row = sum(a.dtype.itemsize * int(np.prod(a.shape[1:])) for a in data.arrays)
@@ -152,7 +179,7 @@ class Feed:
     def load(self, step: int) -> Loaded:
         """Return the data of the steps from `step` to the next multiple of `capacity`, and start reading the next."""
         if self.data is None:
-            return Loaded(self.arrays)
+            return Loaded(self.placed)
         assert self._thread is not None
         number = step // int(self.capacity)
         for wanted in (number, number + 1):
@@ -170,8 +197,13 @@ class Feed:
 
     @property
     def last(self) -> Given:
-        """The arguments of the last step that was loaded."""
-        return self.at(*self._last)
+        """The arguments of the last step that was loaded; several processes gather its minibatch on their hosts."""
+        loaded, step = self._last
+        if jax.process_count() == 1:
+            return self.at(loaded, step)
+        args, kwargs, plates = self.at(loaded._replace(arrays=self.arrays), step)
+        given = len(args) - len(loaded.batches)
+        return Given((*args[:given], *on_host(args[given:])), kwargs, on_host(plates))
 
     def left(self, step: int) -> float:
         """Return how many steps, from this one on, are loaded together."""
@@ -181,8 +213,19 @@ class Feed:
         data, first = self.data, number * int(self.capacity)
         assert data is not None
         rows = np.stack([data.at(self.seed, first + i) for i in range(int(self.capacity))])
-        batches = tuple(jnp.asarray(a[rows.ravel()].reshape(*rows.shape, *a.shape[1:])) for a in data.arrays)
-        return Loaded(self.arrays, jnp.asarray(first, jnp.int32), jnp.asarray(rows), batches)
+        begin = jnp.asarray(first, jnp.int32)
+        if self.cut is not None:
+            return Loaded(self.placed, begin, self.cut.copies(rows), self.cut.batches(data.read, rows))
+        return Loaded(self.placed, begin, jnp.asarray(rows), tuple(map(jnp.asarray, data.read(rows))))
+
+    @contextmanager
+    def tracing(self, loaded: Loaded) -> Iterator[None]:
+        """Declare the arrays behind a program's arguments, and what is cut across devices, while it is traced.
+
+        The program is compiled for these arrays alone, so plans may rely on which of their entries are zero.
+        """
+        with compiled_for(loaded.arrays, self.arrays), nullcontext() if self.cut is None else self.cut.tracing():
+            yield
 
     def at(self, loaded: Loaded, step: Any) -> Given:
         """Return the arguments of one step (compiled or not)."""

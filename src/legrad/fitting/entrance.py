@@ -12,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from legrad.diagnostics.replay import user_model
+from legrad.fitting.checkpoint import described
+from legrad.fitting.lost_process import ends_together
+from legrad.fitting.processes import require_alike
 from legrad.fitting.result import FitResult
 from legrad.marginal.marginalize import Marginal
 from legrad.model.data_checks import check_data
@@ -42,9 +45,12 @@ def entrance(fit: Callable[P, FitResult]) -> Callable[P, FitResult]:
         if not isinstance(args, tuple):  # `fit` says what to pass
             return run(model, guide, key=key, args=args, kwargs=kwargs, **settings)
         given = unframed(model, args, kwargs or {})
-        if settings.get("data") is None:
+        if settings.get("data") is None and settings.get("mesh") is None:
             check_data(user_model(model), given.args, given.kwargs)
-        with explained(model, guide, given.args, given.kwargs, given.names):
+        checkpoint = settings.get("checkpoint")
+        with explained(model, guide, given.args, given.kwargs, given.names), ends_together(checkpoint):
+            if settings.get("mesh") is not None:
+                require_alike(described(key, given, settings))
             try:
                 result = run(model, guide, key=key, args=given.args, kwargs=given.kwargs, **settings)
             except NEEDS_NUMBERS:

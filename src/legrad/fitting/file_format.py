@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from legrad.fitting.processes import on_host
+
 _FORMAT = 1
 _FIRST = f"legrad {_FORMAT} ".encode()
 
@@ -78,7 +80,7 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def flat(name: str, tree: Any) -> dict[str, np.ndarray]:
     """Return the leaves of a tree as named arrays, in order."""
-    leaves = jax.device_get([_plain(leaf) for leaf in jax.tree.leaves(tree)])
+    leaves = on_host([_plain(leaf) for leaf in jax.tree.leaves(tree)])
     return {f"{name} {i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
 
 

@@ -14,13 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from numpyro.infer.elbo import ELBO
 
 from legrad.estimators import LocalExpectation
 from legrad.fitting.automatic import prepared, solvable, solve
 from legrad.fitting.callbacks import Callback
 from legrad.fitting.checkpoint import Checkpoint, Progress, estimator_of, identity
-from legrad.fitting.checks import check_start
+from legrad.fitting.checks import check_observed, check_start
 from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.conclusion import finish
 from legrad.fitting.data import Feed, Minibatches
@@ -30,6 +31,7 @@ from legrad.fitting.exact_climb import climb, has_no_noise
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import HostLoop
 from legrad.fitting.joint_start import joint_start
+from legrad.fitting.mesh import cut_of
 from legrad.fitting.result import FitResult
 from legrad.fitting.rounds import fit_in_rounds
 from legrad.fitting.starts import scattered
@@ -39,6 +41,7 @@ from legrad.guides.protocol import OtherStarts
 from legrad.guides.structured import Structured
 from legrad.marginal.marginalize import Marginal
 from legrad.model.keys import Key, as_key
+from legrad.model.objective import Given
 from legrad.model.parameters import Parameters
 from legrad.model.problem import Problem
 
@@ -54,6 +57,7 @@ def fit(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     data: Minibatches | None = None,
+    mesh: Mesh | None = None,
     estimator: ELBO | str | None = None,
     optimizer: optax.GradientTransformation | None = None,
     steps: int | None = None,
@@ -73,8 +77,8 @@ def fit(
     Without a guide, discrete latents are summed out where that can be done exactly. If only continuous ones are left,
     no step is random: a Gaussian in unconstrained space is fitted from the posterior's mode to the ELBO of fixed
     draws, more of them until fresh draws confirm the answer; `result.method` says what was done. Settings of the
-    stochastic loop (`data`, `estimator`, `optimizer`, `steps`, `stop`, `init_params`, `checkpoint`, `callback`) take
-    that loop instead, with `stop="auto"` unless `steps` or `stop` is given.
+    stochastic loop (`data`, `mesh`, `estimator`, `optimizer`, `steps`, `stop`, `init_params`, `checkpoint`,
+    `callback`) take that loop instead, with `stop="auto"` unless `steps` or `stop` is given.
 
     Args:
         model: a NumPyro model, or `legrad.log_density(f)`.
@@ -85,6 +89,9 @@ def fit(
             their columns become names in `result.summary`.
         kwargs: keyword arguments of model and guide.
         data: minibatches of arrays that are too large for the device or for memory; they are passed after `args`.
+        mesh: devices that share the work, `jax.make_mesh((8,), ("data",))`: data and parameters of the members of the
+            largest plate are spread over them. The result is that of one device, up to rounding. docs/distributed.md
+            tells how several processes fit together.
         estimator: one of legrad's estimators, or any NumPyro ELBO; `LocalExpectation()` if None. "auto" runs a short
             trial of the estimators that suit the guide, and takes the fastest; `result.method` names it.
         optimizer: an optax optimizer, schedules included. If None, and no `steps` are given either, an ELBO without
@@ -124,11 +131,12 @@ def fit(
         if data is None and isinstance(model, Marginal) and model.is_exact(*args, **(kwargs or {})):
             return exact_result(model, args, kwargs or {}, begun)
         guide = Structured(model)
-        of_loop = (data, estimator, optimizer, steps, stop, init_params, checkpoint, callback)
+        of_loop = (data, mesh, estimator, optimizer, steps, stop, init_params, checkpoint, callback)
         plain = all(setting is None for setting in of_loop)
         if plain and solvable(guide, args, kwargs or {}):
             return solve(guide, args, kwargs or {}, key, seconds, restarts, begun)
-        start = joint_start(guide, args, kwargs or {}, jax.random.fold_in(key, 3)) if data is None else None
+        whole = data is None and mesh is None
+        start = joint_start(guide, args, kwargs or {}, jax.random.fold_in(key, 3)) if whole else None
         if start is not None and plain and restarts in (None, 1):
             run = partial(fit, model, guide, args=args, kwargs=kwargs, seconds=seconds, progress=progress)
             return replace(fit_in_rounds(run, start, key), seconds=time.perf_counter() - begun)
@@ -148,13 +156,19 @@ def fit(
     steps, kwargs = int(steps), dict(kwargs or {})
     of_init, of_check, of_steps = jax.random.split(key, 3)
 
-    feed = Feed(args, kwargs, data, int(np.asarray(jax.random.key_data(of_steps)).ravel()[-1]))
+    if chosen == "auto" and mesh is not None and jax.process_count() > 1:
+        raise ValueError("estimator='auto' measures time, which differs between processes: name an estimator")
+    rows = None if data is None else (data.rows, data.size)
+    cut = None if mesh is None else cut_of(mesh, model, guide, args, kwargs, rows)
+    feed = Feed(args, kwargs, data, int(np.asarray(jax.random.key_data(of_steps)).ravel()[-1]), cut)
     try:
         first = feed.at(feed.load(0), 0)
         parameters = Parameters(model, guide, first.args, first.kwargs, of_init, init_params)
         feed.find_plates(model, guide)
         first = feed.at(feed.load(0), 0)
         problem = Problem(model, guide, parameters.initial | first.plates, first.args, first.kwargs)
+        if cut is not None and data is None:
+            check_observed(model, first, Given(args, kwargs, {}))
         terms = check_start(problem, of_check)
         if chosen == "auto":
             before = None if checkpoint is None else estimator_of(checkpoint, candidates(problem))
@@ -185,6 +199,7 @@ def fit(
                             args=(args, kwargs), data=data, terms=terms)  # fmt: skip
             kept = Checkpoint(checkpoint, mine)
             now = kept.load(now, steps) or now
+            now = replace(now, state=program.place(now.state))
             for stopping, record in zip(stoppings, now.records, strict=True):
                 stopping.record = record
         limit = math.inf if seconds is None else seconds

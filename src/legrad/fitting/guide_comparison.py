@@ -24,7 +24,6 @@ from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.data import Loaded
 from legrad.fitting.iterates import most
 from legrad.model.problem import Noise, Problem
-from legrad.trace.concrete import compiled_for
 
 _DRAWS = 32
 _GAIN_DRAWS = 64
@@ -75,7 +74,7 @@ class GuideComparison:
         return concern(estimator, worst(*jax.device_get(found)))
 
     def _quadrature(self, a: Any, keys: jax.Array, loaded: Loaded) -> tuple[Any, Any]:
-        with compiled_for(loaded.arrays, self.program.feed.arrays):
+        with self.program.feed.tracing(loaded):
             return errors(self.program.estimator, lambda u, draw: self._problem(u, loaded, draw), a, keys)
 
     def _problem(self, unconstrained: Any, loaded: Loaded, draw: Any) -> Problem:
@@ -86,7 +85,7 @@ class GuideComparison:
     def _all_distances(
         self, a: Any, b: Any, key: jax.Array, loaded: Loaded
     ) -> dict[str, tuple[jax.Array, jax.Array]]:
-        with compiled_for(loaded.arrays, self.program.feed.arrays):
+        with self.program.feed.tracing(loaded):
             here, there = self._problem(b, loaded, 0), self._problem(a, loaded, 0)
 
             def divergence(noise: Noise) -> dict[str, jax.Array]:
@@ -103,5 +102,5 @@ class GuideComparison:
         return problem.evaluate({}, noise, pivot=problem.draw(noise)).total()
 
     def _all_elbos(self, a: Any, keys: jax.Array, loaded: Loaded) -> jax.Array:
-        with compiled_for(loaded.arrays, self.program.feed.arrays):
+        with self.program.feed.tracing(loaded):
             return jax.lax.map(lambda x: self._elbo(a, x[0], loaded, x[1]), (keys, jnp.arange(len(keys))))

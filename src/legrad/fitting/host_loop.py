@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from legrad.fitting.callbacks import Callback, Snapshot
 from legrad.fitting.checkpoint import Checkpoint, Progress
 from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.data import DataError
+from legrad.fitting.processes import agreed, clock, is_first, on_host
 from legrad.fitting.stopping import Stopping
 
 _CHUNK_SECONDS = 0.5  # how long compiled code runs before the loop looks at the clock again
@@ -63,7 +63,7 @@ class HostLoop:
         self._ran, self._chunk, self._first = 0.0, 1, True
         self._saved = now.at
         self._called = now.at - now.at % self.callback_every
-        self._saved_at = time.perf_counter()
+        self._saved_at = clock()
         fresh = now.at == 0
         ended = ""
         with self._bar(now) as bar:
@@ -74,12 +74,13 @@ class HostLoop:
                     if ended or self._finished(now):
                         break
                     now = self._advance(now)
-            except KeyboardInterrupt:
-                ended = INTERRUPTED
-            except DataError as error:
-                ended = f"the data could not be read ({error})"
+            except (KeyboardInterrupt, DataError) as error:
+                if jax.process_count() > 1:  # the other processes go on: ending the fit takes all of them
+                    raise
+                interrupted = isinstance(error, KeyboardInterrupt)
+                ended = INTERRUPTED if interrupted else f"the data could not be read ({error})"
             except BaseException:  # a callback raised: keep the progress so far
-                if self.checkpoint is not None and now.at != self._saved:
+                if self.checkpoint is not None and now.at != self._saved and jax.process_count() == 1:
                     self._save(now)
                 raise
         if self.checkpoint is not None and (now.at != self._saved or fresh) and not ended.startswith(LOST):
@@ -117,10 +118,11 @@ class HostLoop:
             snapshot = self._snapshot(now)
             self._called = now.at
             answers = [callback(snapshot) for callback in self.callbacks]
-            if any(np.ndim(answer) == 0 and np.asarray(answer).dtype == bool and bool(answer) for answer in answers):
+            said = any(np.ndim(a) == 0 and np.asarray(a).dtype == bool and bool(a) for a in answers)
+            if bool(agreed(said)):
                 ended = "a callback ended it"
         if self.checkpoint is not None and now.at > self._saved:
-            due = time.perf_counter() - self._saved_at > _CHECKPOINT_SECONDS
+            due = clock() - self._saved_at > _CHECKPOINT_SECONDS
             if now.at % self.checkpoint_every == 0 if self.checkpoint_every else due:
                 ended = self._save(now) or ended
         return ended
@@ -133,10 +135,10 @@ class HostLoop:
         target = min([at + self._chunk, self.steps, at + feed.left(at), *self._appointments(at, now.limits)])
         ends = np.minimum(int(target), now.limits)
         loaded = feed.load(at)
-        begun = time.perf_counter()
+        begun = clock()
         state, failed = self.program.advance(now.state, ends, loaded)
         state = jax.block_until_ready(state)
-        took = time.perf_counter() - begun
+        took = clock() - begun
         limits = now.limits.copy()
         for start, step in failed.items():
             limits[start] = step
@@ -145,8 +147,8 @@ class HostLoop:
         self._chunk = _next_chunk(self._chunk, took / (target - at), self._first, self.seconds - self._ran)
         self._first = False
         done = min(int(target), max(int(limits.max()), at))  # less than the target where every start has failed
-        clock = [*now.clock, (float(done), now.clock[-1][1] + took)]
-        return Progress(state, done, limits, now.failures | failed, now.records, clock)
+        times = [*now.clock, (float(done), now.clock[-1][1] + took)]
+        return Progress(state, done, limits, now.failures | failed, now.records, times)
 
     def _appointments(self, at: int, limits: np.ndarray) -> list[float]:
         """Return the next steps at which a stopping rule, a callback or a checkpoint is due."""
@@ -158,22 +160,25 @@ class HostLoop:
 
     def _save(self, now: Progress) -> str:
         assert self.checkpoint is not None
+        number, why = 0, ""
         try:
             self.checkpoint.save(now)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            why = "the disk is full" if full else str(error)
+            number, why = error.errno or -1, str(error)
+        number = int(agreed(number))
+        if number:
+            why = "the disk is full" if number in (errno.ENOSPC, errno.EDQUOT) else why
             whole = self.checkpoint.path.exists()
             before = f"the one of step {self._saved} is whole" if whole else "there is no earlier one"
             folder = self.checkpoint.path.parent
             return f"{LOST} to '{folder}' ({why}); {before}. Make room and run the same call again"
-        self._saved, self._saved_at = now.at, time.perf_counter()
+        self._saved, self._saved_at = now.at, clock()
         return ""
 
     # --- what people see -----------------------------------------------------------------------------------------
 
     def _bar(self, now: Progress) -> Any:
-        hide = not (sys.stderr.isatty() if self.progress is None else self.progress)
+        hide = not (is_first() and (sys.stderr.isatty() if self.progress is None else self.progress))
         label = self.progress if isinstance(self.progress, str) else None
         timed = not math.isinf(self.seconds)
         form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}" if timed else None
@@ -207,15 +212,15 @@ class HostLoop:
             elbo=elbo,
             gradient_variance=float(np.nanmean(noise)) if np.isfinite(noise).any() else math.nan,
             rate=float(one.rate),
-            params=lambda: jax.device_get(self.program.parameters.constrain(one.unconstrained)),
+            params=lambda: on_host(self.program.parameters.constrain(one.unconstrained)),
         )
 
     def _best(self, now: Progress, width: int) -> tuple[int, float]:
         """Return the start with the best mean ELBO over its last steps, and that mean."""
-        recent = []
+        recent, history = [], np.asarray(now.state.elbo)
         for i, limit in enumerate(now.limits):
             done = min(now.at, int(limit))
-            elbo = np.asarray(self.program.take(now.state.elbo, i)[max(0, done - width) : done])
+            elbo = self.program.take(history, i)[max(0, done - width) : done]
             sound = len(elbo) and i not in now.failures
             recent.append(float(np.mean(elbo)) if sound else -math.inf)
         best = int(np.argmax(recent))

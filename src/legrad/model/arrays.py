@@ -12,8 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Split a tree into its arrays, and a function that puts arrays back among the leaves known while tracing."""
+def split_arrays(
+    tree: Any, place: Callable[[Any], Any] = jnp.asarray
+) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Split a tree into its arrays, and a function that puts arrays back among the leaves known while tracing.
+
+    Args:
+        tree: a tree of arrays and other leaves.
+        place: what is done to each array.
+    """
     leaves, structure = jax.tree.flatten(tree)
     dynamic = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
 
@@ -22,7 +29,7 @@ def split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
         merged = [next(rest) if d else x for d, x in zip(dynamic, leaves, strict=True)]
         return jax.tree.unflatten(structure, merged)
 
-    return [jnp.asarray(x) for d, x in zip(dynamic, leaves, strict=True) if d], rebuild
+    return [place(x) for d, x in zip(dynamic, leaves, strict=True) if d], rebuild
 
 
 def map_in_batches(f: Callable[[Any], Any], rows: Any, most: int) -> Any:

@@ -61,7 +61,7 @@ class Parameters:
         self.initial: Params = {name: _strong(site["value"]) for name, site in sites.items()}
         _check_finite(self.initial)
         for name, value in self.unconstrain(self.initial).items():
-            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value)):
+            if any(_not_finite(leaf) for leaf in jax.tree.leaves(value)):
                 constraint = sites[name]["kwargs"].get("constraint", constraints.real)
                 raise ValueError(
                     f"parameter '{name}' starts outside, or on the edge, of its constraint {constraint}: "
@@ -149,12 +149,17 @@ def _params(trace: Mapping[str, Any]) -> dict[str, Any]:
 def _check_finite(params: Mapping[str, Any]) -> None:
     for name, value in params.items():
         for leaf in jax.tree.leaves(value):
-            bad = int(np.sum(~np.isfinite(leaf)))
+            bad = _not_finite(leaf)
             if bad:
                 raise ValueError(
                     f"parameter '{name}' starts with {bad} of {np.size(leaf)} values not finite: "
                     "check its initial value"
                 )
+
+
+def _not_finite(leaf: Any) -> int:
+    """Count the values that are not finite; an array that is spread over processes is counted by all of them."""
+    return int(jnp.sum(~jnp.isfinite(leaf)) if isinstance(leaf, jax.Array) else np.sum(~np.isfinite(leaf)))
 
 
 def _strong(tree: Any) -> Any:

@@ -13,6 +13,7 @@ from legrad.singlesite.plan import evaluation_work, make_plan
 from legrad.singlesite.recompute import recompute
 from legrad.singlesite.report import is_listening, tell
 from legrad.singlesite.rewrites import rewrite
+from legrad.trace.devices import devices
 from legrad.trace.program import Program
 
 Tree = Any
@@ -83,7 +84,7 @@ def _each_leaf(
     """Run the changes of the leaves of x one after the other, and assemble the result of each."""
     x = jax.tree.map(jnp.asarray, x)
     leaves, structure = jax.tree.flatten(x)
-    program = Program(f, x, rewrite)
+    program, memory = Program(f, x, rewrite), memory * devices()
     values = _at_pivot(program, leaves)
     here = {o: jnp.sum(values[o]) for o in program.outputs}
     names = [_name(path) for path, _ in jax.tree.leaves_with_path(x)]

@@ -14,6 +14,7 @@ from legrad.singlesite.labelled import Axis, E, K, Order
 from legrad.singlesite.propagate import Visit, depth, propagate
 from legrad.singlesite.rules.elementwise import RULES as ELEMENTWISE
 from legrad.singlesite.site import Site
+from legrad.trace.devices import parts
 from legrad.trace.program import Op, Program
 
 LITTLE = 1 << 14  # numbers computed by brute force, below which planning does not pay
@@ -111,13 +112,18 @@ def make_plan(
 
 
 def _fit_memory(program: Program, input_id: int, values: dict[int, Any], plan: Plan, memory: int) -> Plan:
-    """Cut the elements into blocks, the longest axis first, and then the candidates, until a block fits."""
+    """Cut the elements into blocks, the longest axis first, and then the candidates, until a block fits.
+
+    An axis that is cut across devices comes last: a block of it is on few devices.
+    """
     free = _regular(plan)
     if not free and plan.site_shape:
         # Lists of entries cover every axis, and a covered axis cannot be cut: plan without lists.
         plan = _dry_run(program, input_id, values, Plan(plan.site_shape, plan.candidates, plan.sizes, sparse=False))
         free = _regular(plan)
-    for axis in [*sorted(free, key=lambda axis: -plan.sizes[axis]), K]:
+    free = sorted(free, key=lambda axis: -plan.sizes[axis])
+    shared = [axis for axis in free if parts(plan.sizes[axis]) > 1]
+    for axis in [*(axis for axis in free if axis not in shared), K, *shared]:
         if plan.peak <= memory:
             break
         whole = plan.sizes[axis]

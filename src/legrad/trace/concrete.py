@@ -54,10 +54,15 @@ def same_numbers(new: Any, old: Any) -> Any:
 
 
 def read(value: Any) -> np.ndarray | None:
-    """Return the numbers in an array, or None if they cannot be read now."""
+    """Return the numbers in an array, or None if they cannot be read now.
+
+    An array that is spread over several processes is not read: no process holds it whole.
+    """
     while (behind := _BEHIND.arrays.get(id(value), (None, value))[1]) is not value:
         value = behind  # which may be a tracer of an outer program itself
     if not _compat.is_concrete(value) or np.size(value) > _READABLE:
+        return None
+    if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
         return None
     dtype = jax.typeof(value).dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or np.dtype(dtype).kind not in "biuf":

@@ -24,6 +24,7 @@ from legrad.singlesite.labelled import Axis, Labelled, V, spread
 from legrad.singlesite.rules.elementwise import nonlinear
 from legrad.singlesite.rules.operand import Rule, Step
 from legrad.singlesite.together import all_of
+from legrad.trace.devices import parts
 from legrad.trace.operations import run_equation
 
 _FACTORS = 16
@@ -98,7 +99,8 @@ class _Total:
         self.axes = order.sort({*self.z.axes, *self.y.axes, *self.delta.axes, *self.w.axes})
         self.sizes = {axis: max(a.size_of(axis) for a in (self.z, self.y, self.delta, self.w)) for axis in self.axes}
         self.kept = tuple(axis for axis in self.axes if axis not in over)
-        self.rows = -(-self.w.size_of(along) // _FACTORS)
+        self.parts = parts(self.w.size_of(along))  # each device multiplies the data that it holds
+        self.rows = self.parts * -(-self.w.size_of(along) // (_FACTORS * self.parts))
 
     def sum(self) -> jax.Array:
         """Return the sum by products if all changes are ±w or zero and the products stay in range, else plainly."""
@@ -155,10 +157,14 @@ class _Total:
         if self.along not in axes:
             return [Labelled(data, axes)] * _FACTORS
         at = axes.index(self.along)
+        before, after = data.shape[:at], data.shape[at + 1 :]
+        if self.parts > 1:
+            data, at = data.reshape(*before, self.parts, -1, *after), at + 1
         widths = [(0, 0)] * data.ndim
-        widths[at] = (0, self.rows * _FACTORS - data.shape[at])
+        widths[at] = (0, self.rows * _FACTORS // self.parts - data.shape[at])
         data = jnp.pad(data, widths, constant_values=neutral)
-        return [Labelled(part, axes) for part in jnp.split(data, _FACTORS, axis=at)]
+        split = jnp.split(data, _FACTORS, axis=at)
+        return [Labelled(part.reshape(*before, self.rows, *after), axes) for part in split]
 
 
 RULES: dict[str, Rule] = {

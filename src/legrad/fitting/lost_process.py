@@ -1,0 +1,133 @@
+"""A process of a fit that is lost ends the others with an error that says so, instead of a hang.
+
+A collective waits for every process. If one is gone, the connection may break, and the collective raises; or nothing
+happens at all. So a thread of every process writes a sign of life to the key-value store of `jax.distributed`, and
+reads the others':
+
+    no news from a process for `SILENT` seconds, or no store    the fit cannot go on: say so, and end this process
+    a process says that its fit raised an error                 the same, a little later: this process may raise, too
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from legrad import _compat
+
+SILENT = 40.0  # seconds without a sign of life
+EVERY = 4.0  # seconds between two signs of life
+GRACE = 10.0  # seconds that a process may take to raise an error that another has raised
+_BROKEN = ("gloo", "nccl", "connection", "peer", "unavailable", "heartbeat", "deadline_exceeded", "coordination")
+_FITS = itertools.count()
+
+
+class ProcessLostError(RuntimeError):
+    """Another process of the fit is gone, so that the fit cannot go on."""
+
+
+@contextmanager
+def ends_together(checkpoint: Any = None) -> Iterator[None]:
+    """Run a fit, or a part of it, that all processes take part in; with one process, do nothing.
+
+    Args:
+        checkpoint: the folder of the fit's checkpoints, for the message.
+    """
+    client = _compat.coordination_client() if jax.process_count() > 1 else None
+    if client is None:
+        yield
+        return
+    signs = _Signs(client, f"legrad/fit {next(_FITS)}", checkpoint)
+    try:
+        yield
+    except BaseException as error:
+        signs.close(f"failed: {type(error).__name__}: {error}")
+        # At its end Python would wait for all processes, and some may never come.
+        atexit.register(signs.leave)
+        if isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error).lower() for word in _BROKEN):
+            raise ProcessLostError(signs.message("another process is gone", error)) from error
+        raise
+    signs.close("done")
+
+
+class _Signs:
+    """The signs of life of the processes of one fit."""
+
+    def __init__(self, client: Any, place: str, checkpoint: Any) -> None:
+        self.client, self.place, self.checkpoint = client, place, checkpoint
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="legrad-signs", daemon=True)
+        self._thread.start()
+
+    def close(self, word: str) -> None:
+        """Stop watching, and tell the others how this process ended."""
+        self._closed.set()
+        self._thread.join(EVERY)
+        try:
+            self._write(word)
+        except Exception:  # the store is gone: the others see that by themselves
+            return
+
+    def leave(self) -> None:
+        """End the process at once, unless all others have ended this fit."""
+        try:
+            ended = all(sign.startswith(("failed", "done")) for sign in self._read().values())
+        except Exception:  # the process that holds the store is gone
+            ended = False
+        if not ended:
+            _exit()
+
+    def message(self, what: str, cause: Any = "") -> str:
+        """Return the words of the error."""
+        again = "run the same command again; give checkpoint= a folder so that a fit resumes"
+        if self.checkpoint is not None:
+            again = (
+                f"run the same command again, on as many processes as there are: it resumes from '{self.checkpoint}'"
+            )
+        why = f" ({str(cause).splitlines()[0][:200]})" if str(cause) else ""
+        return f"process {jax.process_index()} of {jax.process_count()} ends its fit, since {what}{why}: {again}"
+
+    def _write(self, word: str) -> None:
+        self.client.key_value_set(f"{self.place}/{jax.process_index()}", word, allow_overwrite=True)
+
+    def _read(self) -> dict[int, str]:
+        found = {int(key.rsplit("/", 1)[1]): value for key, value in self.client.key_value_dir_get(self.place)}
+        return {i: found.get(i, "") for i in range(jax.process_count()) if i != jax.process_index()}
+
+    def _watch(self) -> None:
+        begun, beats = time.monotonic(), itertools.count()
+        heard = {i: ("", begun) for i in range(jax.process_count())}
+        while not self._closed.wait(EVERY):
+            what, patience = "the process that coordinates all is gone", 0.0
+            try:
+                self._write(str(next(beats)))
+                signs, now = self._read(), time.monotonic()
+                heard |= {i: (sign, now) for i, sign in signs.items() if sign != heard[i][0]}
+                silent = [i for i in signs if now - heard[i][1] > SILENT and signs[i] != "done"]
+                failed = [i for i in signs if signs[i].startswith("failed")]
+                if not silent and not failed:
+                    continue
+                what = f"process {silent[0]} has given no sign of life for {SILENT:.0f} seconds" if silent else ""
+                if failed:
+                    what, patience = f"process {failed[0]} {signs[failed[0]]}", GRACE
+            except Exception as error:  # whatever the client raises, there is no store any more
+                what, patience = f"{what} ({str(error).splitlines()[0][:200]})", GRACE
+            if self._closed.wait(patience):
+                return
+            print(f"legrad: {self.message(what)}", file=sys.stderr)
+            _exit()
+
+
+def _exit() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
