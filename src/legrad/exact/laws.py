@@ -88,8 +88,8 @@ def law(scalar: Scalar, dtype: Any) -> Law:
     base, shape = unexpanded(scalar.base), scalar.base.batch_shape
     if isinstance(base, dist.Normal):
         loc, scale = (jnp.broadcast_to(jnp.asarray(x, dtype), shape) for x in (base.loc, base.scale))
-        z, weights = (x.reshape(-1, *(1,) * len(shape)).astype(dtype) for x in nodes(dtype))
-        return Law(shape, loc + scale * z, weights, loc, scale**2, True, dtype)
+        z, mass = (x.reshape(-1, *(1,) * len(shape)).astype(dtype) for x in nodes(dtype))
+        return Law(shape, loc + scale * z, mass, loc, scale**2, True, dtype)
     found: Any
     inside: Any
     values: Any
