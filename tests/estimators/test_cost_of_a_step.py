@@ -34,7 +34,8 @@ def test_a_costly_quadrature_is_not_the_default():
     assert how(deep).startswith("reparameterized: a quadrature would cost about")
     assert how(deep, sites={"x": "local"}) == "quadrature"
     assert how(deep, continuous="reparam") == "reparameterized"
-    assert how(flat) == "quadrature"
+    assert how(flat, exact_terms=False) == "quadrature"
+    assert how(flat) == "exact"
 
 
 def topics(words):

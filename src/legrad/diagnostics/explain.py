@@ -82,17 +82,20 @@ def _explain_guide(model: Any, guide: Any, args: Any, kwargs: Any, params: Any, 
     start = Parameters(model, guide, args, kwargs, key, params).initial
     with listening() as found:
         jax.eval_shape(lambda params, key: estimator.loss(key, params, model, guide, *args, **kwargs), start, key)
-    found.subsampled = _subsampled(model, args, kwargs)
+    found.subsampled = _subsampled(model, guide, args, kwargs)
     return found
 
 
 @one_at_a_time
-def _subsampled(model: Any, args: Any, kwargs: Any) -> list[str]:
+def _subsampled(model: Any, guide: Any, args: Any, kwargs: Any) -> list[str]:
     """List the plates of a model of which a step uses some members only."""
     plates: dict[str, tuple[int, int]] = {}
 
     def run(key: jax.Array) -> None:
         with handlers.trace() as trace, handlers.seed(rng_seed=key):
+            guide(*args, **kwargs)
+        values = {n: site["value"] for n, site in trace.items() if site["type"] in ("sample", "param", "plate")}
+        with handlers.trace() as trace, handlers.seed(rng_seed=key), handlers.substitute(data=values):
             model(*args, **kwargs)
         plates.update({n: site["args"] for n, site in trace.items() if site["type"] == "plate"})
 

@@ -24,7 +24,7 @@ from legrad.distributions.elements import Scalar
 from legrad.distributions.finite import enumerate_values, probability
 from legrad.distributions.unwrap import unexpanded
 
-STEP = 0.25  # h
+STEP = 0.125  # h
 _REACH = {4: 6.0, 8: 8.5}  # the largest |z|, by the bytes of a number: the mass beyond is lost in rounding
 LARGEST = 256  # values of an element that is summed
 
@@ -88,8 +88,8 @@ def law(scalar: Scalar, dtype: Any) -> Law:
     base, shape = unexpanded(scalar.base), scalar.base.batch_shape
     if isinstance(base, dist.Normal):
         loc, scale = (jnp.broadcast_to(jnp.asarray(x, dtype), shape) for x in (base.loc, base.scale))
-        z, weights = (x.reshape(-1, *(1,) * len(shape)).astype(dtype) for x in nodes(dtype))
-        return Law(shape, loc + scale * z, weights, loc, scale**2, True, dtype)
+        z, unit = (x.reshape(-1, *(1,) * len(shape)).astype(dtype) for x in nodes(dtype))
+        return Law(shape, loc + scale * z, unit, loc, scale**2, True, dtype)
     found: Any
     inside: Any
     values: Any

@@ -99,6 +99,8 @@ class Variables:
         self._check(table.labels)
         labels, values = list(table.labels), jnp.asarray(table.values)
         gone = [label for label in labels if drop is None or any(label is x for x in drop)]
+        values = self._possible(values, labels, gone)
+        table = Table(values, table.labels, table.shape)
         twice = _twice(labels)
         apart = self._meet(table, gone, twice) if twice is not None else None
         for place in reversed(range(len(labels))):
@@ -109,6 +111,20 @@ class Variables:
             index, right = apart
             values = values.at[(..., *index)].set(right)
         return Table(values, tuple(labels), table.shape)
+
+    def _possible(self, values: Any, labels: list[Label], gone: list[Label]) -> Any:
+        """Replace what is infinite by zero where some candidate has weight zero: 0 · ∞ = 0, also in derivatives.
+
+        All labels decide before the first sum: after it, an infinite number would meet a weight of zero again.
+        """
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            return values
+        for place, label in enumerate(labels):
+            if any(label is x for x in gone) and not self.is_continuous(label):
+                weights = self.weights(label)
+                lead = [label.size if i == place else 1 for i in range(len(labels))]
+                values = jnp.where(weights.reshape(*lead, *weights.shape[1:]) > 0, values, 0)
+        return values
 
     def _meet(self, table: Table, gone: list[Label], twice: np.ndarray) -> tuple[Any, Any] | None:
         """Sum at the few positions where two labels name one variable; None if they are many."""
@@ -130,8 +146,7 @@ class Variables:
         weights = weights.reshape(*(label.size if i == place else 1 for i in range(lead)), *weights.shape[1:])
         if jnp.issubdtype(values.dtype, jnp.floating):
             weights = weights.astype(values.dtype)
-        counts = weights > 0  # a candidate of weight zero adds nothing, even where the table is infinite
-        total = jnp.sum(weights * jnp.where(counts, values, 0), axis=place)
+        total = jnp.sum(weights * values, axis=place)
         for other in range(lead) if meeting else ():
             if other == place or labels[other].size != label.size:
                 continue

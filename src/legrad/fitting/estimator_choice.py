@@ -59,8 +59,6 @@ def candidates(problem: Problem) -> list[ELBO]:
     continuous = [f for f in pivot.values() if not f.fn.is_discrete]
     discrete = [f for f in pivot.values() if f.fn.is_discrete]
     found: list[ELBO] = [LocalExpectation()]
-    if LocalExpectation().arrange(problem, noise).split.deterministic:
-        return found
     parents = problem.parents(pivot, noise)
     if any(f.name in parents[child.name] for f in discrete for child in discrete):
         found.append(LocalExpectation(num_pivots=2))  # each pivot is the other's baseline
