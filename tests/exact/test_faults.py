@@ -22,6 +22,7 @@ PROOFS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", PROOFS)
 def test_a_proof_that_says_yes_to_all_is_noticed(fault):
     patch, names = PROOFS[fault]
