@@ -18,7 +18,14 @@ def warmed(model: Callable, guide: Callable, args: tuple[Any, ...], steps: int, 
     """The parameters after so many steps of Adam; those that are declared, for none."""
     if not steps:
         return Parameters(model, guide, args, {}, jax.random.key(1)).initial
-    settings = {"key": jax.random.key(1), "optimizer": optax.adam(rate), "steps": steps, "progress": False}
+    estimator = legrad.LocalExpectation(exact_terms=False)  # with exact terms some fits would be at their end
+    settings = {
+        "estimator": estimator,
+        "key": jax.random.key(1),
+        "optimizer": optax.adam(rate),
+        "steps": steps,
+        "progress": False,
+    }
     return legrad.fit(model, guide, args=args, **settings).params
 
 

@@ -14,10 +14,11 @@ from expected.discrete_terms import noise
 def mixture(b: Builder) -> None:
     """Components chosen by states, `mu[c]`; a mean alone, or a line with a common slope."""
     K = int(b.rng.integers(2, 4))
-    n, b.points = int(b.rng.integers(2, 5 if K == 2 else 4)), 21 if K == 3 else None  # polynomials need few
+    n, b.points = int(b.rng.integers(2, 5 if K == 2 else 4)), 24 if K == 3 else None  # polynomials need few
     c, mu, y = b.choice(n, K), b.normal(K), b.array("y", b.rng.normal(size=n))
     sd, observe, t = noise(b), b.observed(n), b.array("t", b.rng.normal(size=n))
     slope = b.normal(1, name="s") if K == 2 and n < 4 and b.rng.integers(2) else None
+    b.points = 29 if slope else b.points
 
     def term(v: Values) -> None:
         mean = v[mu][v[c]] if slope is None else v[mu][v[c]] + v[slope][0] * v[t]

@@ -188,6 +188,14 @@ def two_routes(b: Builder) -> None:
     b.terms.append(term)
 
 
+def looked_up_predictor(b: Builder) -> None:
+    """A linear predictor of elements that an index array names, some of them more than once."""
+    x, d = coefficients(b)
+    X, y, m = design(b, d + 1)
+    index, observe = b.array("index", b.rng.integers(0, d, d + 1)), b.observed(m)
+    b.terms.append(lambda v: observe(dist.Normal(v[X] @ v[x][v[index]], 0.9), v[y]))
+
+
 def two_projections(b: Builder) -> None:
     """Products and nonlinear functions of two predictors of the same vector."""
     d = int(b.rng.integers(2, 4))
@@ -273,6 +281,7 @@ FAMILIES = {
         forms,
         correlated_data,
         two_routes,
+        looked_up_predictor,
         two_projections,
         bilinear,
         changing_noise,
