@@ -1,6 +1,6 @@
 """Weak and strong scaling of a step, measured on the cores of this machine and modelled beyond them.
 
-    python benchmarks/scaling.py [--seconds 10] [--json docs/results/scaling.json]
+    python benchmarks/scaling.py [--seconds 10] [--problems logistic,mixture] [--json docs/results/scaling.json]
 
 Every process has a core of its own and one device; processes meet by `jax.distributed` on loopback (Gloo). The model:
 
@@ -174,7 +174,7 @@ def beyond(found: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     cases = [("logistic", 10**9, p) for p in (64, 512)] + [("mixture", 10**8, p) for p in (8, 64)]
-    for name, n, p in cases:
+    for name, n, p in [case for case in cases if case[0] in found["problems"]]:
         b = fitted({int(size): row for size, row in found["problems"][name]["1"].items()})[1]
         each = 4 * (COLUMNS + 1) if name == "logistic" else 4 * (1 + NUMBERS * COMPONENTS)
         added = 4 * (2 * COLUMNS if name == "logistic" else 2 * COMPONENTS)
@@ -187,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each fit")
     parser.add_argument("--json", type=Path, default=ROOT / "docs" / "results" / "scaling.json")
+    parser.add_argument("--problems", default=",".join(SIZES))
     parser.add_argument("--part", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
@@ -194,7 +195,8 @@ def main() -> None:
         part(int(processes), int(process), *rest)
         return
     found: dict[str, Any] = {"sums": run(2, "sums", "1"), "problems": {}}
-    for name, (small, large) in SIZES.items():
+    for name in options.problems.split(","):
+        small, large = SIZES[name]
         rows: dict[str, Any] = {"1": {}, "2": {}}
         for processes, sizes in ((1, (small, large)), (2, (2 * small, large))):
             for n in sizes:

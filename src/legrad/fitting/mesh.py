@@ -149,7 +149,7 @@ def put(value: Any, sharding: NamedSharding) -> Any:
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return resharded(value, sharding)
     value = np.asarray(value)
-    dtype = jax.dtypes.canonicalize_dtype(value.dtype)
+    dtype = jnp.result_type(value)
     return jax.make_array_from_callback(value.shape, sharding, lambda part: np.asarray(value[part], dtype))
 
 
@@ -268,4 +268,4 @@ def as_host(value: Any) -> Any:
     """Return the array behind an argument as planning reads it: in JAX's precision, and not yet on a device."""
     if isinstance(value, jax.Array):
         return value
-    return np.asarray(value, jax.dtypes.canonicalize_dtype(jnp.result_type(value)))
+    return np.asarray(value, jnp.result_type(value))
