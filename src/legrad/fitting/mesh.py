@@ -70,6 +70,11 @@ class DeviceCut:
         """The number of devices."""
         return int(self.mesh.size)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the mesh is the device that a fit without a mesh takes."""
+        return list(self.mesh.devices.flat) == jax.devices()[:1] and jax.process_count() == 1
+
     def sharding(self, shape: tuple[int, ...], lead: int = 0) -> NamedSharding:
         """Return where an array of a shape lives; its first `lead` axes are never cut."""
         sizes = {self.members.size, self.members.part}
