@@ -1,6 +1,6 @@
 """Weak and strong scaling of a step, measured on the cores of this machine and modelled beyond them.
 
-    python benchmarks/scaling.py [--seconds 10] [--json docs/results/scaling.json]
+    python benchmarks/scaling.py [--seconds 10] [--problems logistic,mixture] [--json docs/results/scaling.json]
 
 Every process has a core of its own and one device; processes meet by `jax.distributed` on loopback (Gloo). The model:
 
@@ -26,7 +26,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 SIZES = {"logistic": (50_000, 200_000), "mixture": (50_000, 200_000)}
 BEYOND = (8, 64, 512)
-COLUMNS = 50
+COLUMNS, COMPONENTS = 50, 8
+NUMBERS = 5  # for each parameter of a member: value, gradient, Adam's two moments, update
+LATENCY, BANDWIDTH = 50e-6, 10e9  # of a data centre's network: seconds for a doubling of processes, bytes a second
 
 
 def problem(name: str, n: int) -> tuple[Any, Any]:
@@ -165,10 +167,27 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def beyond(found: dict[str, Any]) -> str:
+    """Return the cost model of sizes that no machine here holds, as Markdown; nothing in it was measured but b."""
+    lines = [
+        "| | size | processes | step | memory of a process | added up over processes |",
+        "|---|---|---|---|---|---|",
+    ]
+    cases = [("logistic", 10**9, p) for p in (64, 512)] + [("mixture", 10**8, p) for p in (8, 64)]
+    for name, n, p in [case for case in cases if case[0] in found["problems"]]:
+        b = fitted({int(size): row for size, row in found["problems"][name]["1"].items()})[1]
+        each = 4 * (COLUMNS + 1) if name == "logistic" else 4 * (1 + NUMBERS * COMPONENTS)
+        added = 4 * (2 * COLUMNS if name == "logistic" else 2 * COMPONENTS)
+        step = b * n / p + LATENCY * (p.bit_length() - 1) + added / BANDWIDTH
+        lines.append(f"| {name} | {n:,} | {p} | {step:.2f} s | {n / p * each / 2**30:.2f} GB | {added} bytes |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each fit")
     parser.add_argument("--json", type=Path, default=ROOT / "docs" / "results" / "scaling.json")
+    parser.add_argument("--problems", default=",".join(SIZES))
     parser.add_argument("--part", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
@@ -176,14 +195,15 @@ def main() -> None:
         part(int(processes), int(process), *rest)
         return
     found: dict[str, Any] = {"sums": run(2, "sums", "1"), "problems": {}}
-    for name, (small, large) in SIZES.items():
+    for name in options.problems.split(","):
+        small, large = SIZES[name]
         rows: dict[str, Any] = {"1": {}, "2": {}}
         for processes, sizes in ((1, (small, large)), (2, (2 * small, large))):
             for n in sizes:
                 rows[str(processes)][str(n)] = run(processes, name, str(n), str(options.seconds))
         found["problems"][name] = rows
     options.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found))
+    print(table(found), beyond(found), sep="\n\n")
 
 
 if __name__ == "__main__":

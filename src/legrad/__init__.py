@@ -9,6 +9,7 @@ from legrad.fitting.callbacks import JsonLines, Snapshot
 from legrad.fitting.checkpoint import CheckpointError
 from legrad.fitting.data import Minibatches
 from legrad.fitting.fit import fit
+from legrad.fitting.lost_process import ProcessLostError
 from legrad.fitting.quadrature_error import quadrature_error
 from legrad.fitting.result import FitResult, load
 from legrad.fitting.stopping import AutoStop
@@ -33,6 +34,7 @@ __all__ = [
     "Marginal",
     "MeanField",
     "Minibatches",
+    "ProcessLostError",
     "Reparameterized",
     "ScoreFunction",
     "Snapshot",

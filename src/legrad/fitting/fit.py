@@ -160,6 +160,7 @@ def fit(
         raise ValueError("estimator='auto' measures time, which differs between processes: name an estimator")
     rows = None if data is None else (data.rows, data.size)
     cut = None if mesh is None else cut_of(mesh, model, guide, args, kwargs, rows)
+    cut = None if cut is not None and cut.is_plain else cut
     feed = Feed(args, kwargs, data, int(np.asarray(jax.random.key_data(of_steps)).ravel()[-1]), cut)
     try:
         first = feed.at(feed.load(0), 0)
@@ -167,7 +168,7 @@ def fit(
         feed.find_plates(model, guide)
         first = feed.at(feed.load(0), 0)
         problem = Problem(model, guide, parameters.initial | first.plates, first.args, first.kwargs)
-        if cut is not None and data is None:
+        if mesh is not None and data is None:
             check_observed(model, first, Given(args, kwargs, {}))
         terms = check_start(problem, of_check)
         if chosen == "auto":

@@ -70,6 +70,11 @@ class DeviceCut:
         """The number of devices."""
         return int(self.mesh.size)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the mesh is the device that a fit without a mesh takes."""
+        return list(self.mesh.devices.flat) == jax.devices()[:1] and jax.process_count() == 1
+
     def sharding(self, shape: tuple[int, ...], lead: int = 0) -> NamedSharding:
         """Return where an array of a shape lives; its first `lead` axes are never cut."""
         sizes = {self.members.size, self.members.part}
@@ -149,7 +154,7 @@ def put(value: Any, sharding: NamedSharding) -> Any:
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return resharded(value, sharding)
     value = np.asarray(value)
-    dtype = jax.dtypes.canonicalize_dtype(value.dtype)
+    dtype = jnp.result_type(value)
     return jax.make_array_from_callback(value.shape, sharding, lambda part: np.asarray(value[part], dtype))
 
 
@@ -268,4 +273,4 @@ def as_host(value: Any) -> Any:
     """Return the array behind an argument as planning reads it: in JAX's precision, and not yet on a device."""
     if isinstance(value, jax.Array):
         return value
-    return np.asarray(value, jax.dtypes.canonicalize_dtype(jnp.result_type(value)))
+    return np.asarray(value, jnp.result_type(value))
