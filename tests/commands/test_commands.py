@@ -82,6 +82,7 @@ def test_fit_writes_everything(here, capsys):
     page = (here / "o" / "index.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', page)  # nothing outside of the page
     assert "data:image/png" in page
+    assert page.split("<h2>Summary</h2>")[1].startswith("<div class='scroll'>")  # not the page
 
 
 def test_fit_with_steps_resumes_and_prints_json(here, capsys):

@@ -207,7 +207,7 @@ def write(
              f"legrad {legrad.__version__}"]  # fmt: skip
     sections = {
         "The fit and the posterior": pictures,
-        "Summary": summary._repr_html_(),
+        "Summary": f"<div class='scroll'>{summary._repr_html_()}</div>",
         "Diagnosis": page.lines(diagnosis),
         "How it was fitted": page.lines(result.method),
     }

@@ -26,7 +26,10 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0
 th, td { text-align: right; padding: 0.25rem 0.9rem 0.25rem 0; border-bottom: 1px solid var(--rule); }
 th:first-child { text-align: left; font-weight: 500; } thead th { color: var(--muted); font-weight: 600; }
 img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-pre { background: var(--panel); padding: 0.8rem 1rem; overflow-x: auto; font-size: 0.9rem; }
+/* On a phone pictures scroll sideways in their place, so that they can be read. */
+@media (max-width: 40rem) { .scroll img { max-width: none; width: 40rem; } }
+pre { background: var(--panel); padding: 0.8rem 1rem; overflow-x: auto; font-size: 0.9rem; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
 """
 
 

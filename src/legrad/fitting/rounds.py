@@ -22,7 +22,7 @@ import optax
 from legrad.diagnostics.psis import LIMIT, ElboEstimate
 from legrad.fitting.joint_start import Start
 from legrad.fitting.result import FitResult
-from legrad.model.messages import FitWarning
+from legrad.model.messages import FitWarning, warn
 
 _STEPS, _ROUNDS = 4_000, 4  # steps of the first round; each of the next has twice as many
 _RATES = (0.05, 0.03, 0.02, 0.01)
@@ -65,7 +65,7 @@ def fit_in_rounds(run: Callable[..., FitResult], start: Start, key: jax.Array) -
         note=start.note,
     )
     if not converged or khat > LIMIT:
-        warnings.warn(status, FitWarning, stacklevel=3)
+        warn(status)
     return result
 
 
