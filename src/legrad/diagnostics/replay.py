@@ -9,13 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.distributions import ImproperUniform
 from numpyro.distributions.distribution import Unit
-from numpyro.infer import init_to_uniform
 from numpyro.primitives import Messenger
 
 from legrad.distributions.unwrap import unwrap
 from legrad.marginal.marginalize import Marginal
+from legrad.model.prior_draw import Placed
 from legrad.model.threads import one_at_a_time
 
 Trace = dict[str, Any]
@@ -42,18 +41,6 @@ class Whole(Messenger):
             msg["args"], msg["value"] = (size, size), jnp.arange(size)
 
 
-class FlatDraws(Messenger):
-    """A messenger that gives latents with a flat prior a value: nothing can be drawn from such a prior."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        """Place a latent without a value at random, within 2 of zero in unconstrained space."""
-        if msg["type"] == "sample" and msg["value"] is None and isinstance(unwrap(msg["fn"]).bare, ImproperUniform):
-            msg["value"] = init_to_uniform(msg)
-
-
 def replay(
     program: Callable[..., Any],
     args: tuple[Any, ...],
@@ -74,7 +61,7 @@ def replay(
     """
     with one_at_a_time, ExitStack() as stack:
         trace = stack.enter_context(handlers.trace())
-        for layer in (FlatDraws(), handlers.seed(rng_seed=key), handlers.substitute(data=dict(given)), *layers):
+        for layer in (Placed(), handlers.seed(rng_seed=key), handlers.substitute(data=dict(given)), *layers):
             stack.enter_context(layer)
         program(*args, **kwargs)
     return trace

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
-from numpyro.infer import init_to_sample
 
 from legrad.diagnostics.diagnosis import TOLERANCE
 from legrad.diagnostics.psis import LIMIT
@@ -25,6 +24,7 @@ from legrad.marginal.marginalize import Marginal, marginalize
 from legrad.marginal.plan import is_discrete, look
 from legrad.model.log_density import LogDensity
 from legrad.model.messages import warn
+from legrad.model.prior_draw import prior_draw
 from legrad.model.problem import Problem
 from legrad.model.threads import one_at_a_time
 
@@ -106,7 +106,7 @@ def solvable(guide: Structured, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     guide.space(*args, **kwargs)
     if not guide.is_one_gaussian:
         return False
-    seeded = handlers.substitute(handlers.seed(guide.model, 0), substitute_fn=init_to_sample)
+    seeded = handlers.substitute(handlers.seed(guide.model, 0), substitute_fn=prior_draw)
     with numpyro.validation_enabled(False):  # a draw of the prior may lead anywhere
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
     for site in trace.values():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def scale_start(density: Density, start: np.ndarray, scales: np.ndarray) -> Gaus
         here = _AtScales(density, at, others)
         if not math.isfinite(here.value(at[others])):
             return -math.inf, at
-        mode = find_mode(here, at[others])
+        mode = find_mode(cast(Density, here), at[others])
         whole = here._whole(mode.x)
         if not mode.found:
             return -math.inf, whole

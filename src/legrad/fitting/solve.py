@@ -192,7 +192,8 @@ class Solver:
         args, kwargs = self._arguments()
         space, density = self.guide.space(*args, **kwargs), self._density(self.guide)
         rng = np.random.default_rng([self.seed, 0, 2])
-        before, others = density.gradients, []
+        others: list[_Start] = []
+        before = density.gradients
         places = [2 * space.start - first.mode.x, *(space.other_start(rng) for _ in range(_PROBES - 1))]
         for place in places:
             x = search_elsewhere(density, first.mode, place, 2 * MUCH_WORSE)
@@ -244,10 +245,11 @@ class Solver:
     def _without_mode(self, guide: Structured, start: _Start) -> Gaussian:
         """Return the Gaussian to climb from where no mode was found: at the best scales of funnels, if it has any."""
         args, kwargs = self._arguments()
-        space, density = guide.space(*args, **kwargs), self._density(guide)
-        scales = self.guide.space(*args, **kwargs).funnel_scales(args, kwargs) if density.size <= _CURVED else []
-        found = scale_start(density, start.x, scales) if len(scales) and space.size == density.size else None
-        return _around(density, start.x) if found is None else found
+        density = self._density(guide)
+        if density.size > _CURVED:
+            return _around(density, start.x)
+        scales = self.guide.space(*args, **kwargs).funnel_scales(args, kwargs)  # non-centred sites are no funnels
+        return scale_start(density, start.x, scales) or _around(density, start.x)
 
     def _climb_from(self, guide: Structured, start: _Start, q: Gaussian, diagonal: bool) -> Attempt:
         density = self._density(guide)

@@ -15,9 +15,9 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.infer import init_to_sample
 
 from legrad.distributions.unwrap import unwrap
+from legrad.model.prior_draw import prior_draw
 
 _PRIOR_DRAWS = 32
 
@@ -93,7 +93,7 @@ def prior_draws(
 
     def draw(key: jax.Array) -> tuple[tuple[Latent, ...], dict[str, tuple]]:
         # The strategy samples with the key that the seed gives, and can draw for an improper prior, too.
-        seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_to_sample)
+        seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=prior_draw)
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         latent = [s for s in trace.values() if s["type"] == "sample" and not s["is_observed"]]
         return tuple(_latent(site, trace, owner) for site in latent), dict.fromkeys(trace, ())

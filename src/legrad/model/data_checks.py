@@ -15,11 +15,11 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.infer import init_to_sample
 
 from legrad.distributions.unwrap import unwrap
 from legrad.model.frames import Names, argument_names
 from legrad.model.log_density import LogDensity
+from legrad.model.prior_draw import prior_draw
 from legrad.model.sites import over_events, sample_sites
 from legrad.model.threads import one_at_a_time
 
@@ -81,7 +81,7 @@ def _observed(
 @one_at_a_time
 def _sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return the sample sites at a draw of the prior; none if the model does not run."""
-    seeded = handlers.substitute(handlers.seed(model, seed), substitute_fn=init_to_sample)
+    seeded = handlers.substitute(handlers.seed(model, seed), substitute_fn=prior_draw)
     try:
         with handlers.block(), numpyro.validation_enabled(False):
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
