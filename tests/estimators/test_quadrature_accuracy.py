@@ -155,7 +155,7 @@ def test_a_check_that_fails_does_not_lose_the_result(monkeypatch):
     def fails(*args):
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr("legrad.fitting.guide_comparison.quadrature_sites", fails)
+    monkeypatch.setattr("legrad.fitting.guide_comparison.sums_over_nodes", fails)
     with pytest.warns(legrad.FitWarning, match=r"could not be checked \(no such thing\)"):
         result = fitted(jax.nn.sigmoid, factor(wide, loc=0.5))
     assert result.steps == 1

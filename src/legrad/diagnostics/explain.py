@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,10 +11,13 @@ import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.infer.elbo import ELBO
 
+from legrad._compat import jit_once
 from legrad.estimators import LocalExpectation
+from legrad.estimators.quadrature_accuracy import NODES
 from legrad.marginal.report import Sums, explain_sum
 from legrad.model.log_density import LogDensity
 from legrad.model.parameters import Parameters
+from legrad.model.problem import Problem
 from legrad.model.threads import one_at_a_time
 from legrad.singlesite import MEMORY, single_site_differences
 from legrad.singlesite.report import Explanation, listening
@@ -30,7 +34,7 @@ def explain(
     estimator: ELBO | None = None,
     memory: int = MEMORY,
 ) -> Explanation | Sums:
-    """Explain what makes a model or a function fast or slow. Nothing is computed: programs are only traced.
+    """Explain what makes a model or a function fast or slow. Programs are traced; only errors of sums over nodes are computed.
 
     - `explain(model, args=...)` says which discrete latents are summed out and at what cost; of each of the others,
       which two elements meet in which line.
@@ -82,6 +86,11 @@ def _explain_guide(model: Any, guide: Any, args: Any, kwargs: Any, params: Any, 
     start = Parameters(model, guide, args, kwargs, key, params).initial
     with listening() as found:
         jax.eval_shape(lambda params, key: estimator.loss(key, params, model, guide, *args, **kwargs), start, key)
+    if any(term.is_exact and NODES in term.how for term in found.terms.values()):
+        at = partial(Problem, model, guide, args=args, kwargs=kwargs)
+        with one_at_a_time:
+            errors = jit_once(lambda params, key: estimator.term_errors(at(params), key))(start, key)
+        found.terms.update({n: found.terms[n]._replace(error=float(e)) for n, e in errors.items()})
     found.subsampled = _subsampled(model, guide, args, kwargs)
     return found
 

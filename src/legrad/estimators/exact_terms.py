@@ -8,7 +8,7 @@ of all parameters (Rao–Blackwell). A free site that no other term sees needs n
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -81,6 +81,13 @@ def split(problem: Problem, pivot: Draw, noise: Noise, parents: Mapping[str, fro
     return Split(free, found, done, tuple(n for n in pivot if n not in done))
 
 
+def errors(problem: Problem, pivot: Draw, noise: Noise, at: Mapping[str, jax.Array], found: Split) -> dict[str, Any]:
+    """Estimate the relative errors of those exact terms that are summed over nodes; see `replaced` for the arguments."""
+    here = problem.evaluate(dict(at), noise, pivot=pivot)
+    terms = _expected(problem, pivot, noise, here, at, found.free, (), frozenset(found.exact), with_errors=True)
+    return {name: term.error for name, term in terms.items() if term.error is not None}
+
+
 def quieted(
     problem: Problem, pivot: Draw, noise: Noise, here: Evaluation, at: Mapping[str, jax.Array], found: Split
 ) -> Surrogates | None:
@@ -151,6 +158,7 @@ def _expected(
     free: Collection[str],
     entropies: Collection[str],
     only: frozenset[str] | None,
+    with_errors: bool = False,
 ) -> dict[str, Term]:
     def terms(x: dict[str, jax.Array]) -> dict[str, jax.Array]:
         there = problem.evaluate({**at, **x}, noise, pivot=pivot, exact_entropy=entropies)
@@ -160,4 +168,4 @@ def _expected(
         return law(factor.elements, factor.coordinate.dtype)
 
     laws = {name: law_of(here.factors[name]) for name in free}
-    return expectations(terms, laws)  # type: ignore[arg-type]
+    return expectations(terms, laws, with_errors)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from legrad.estimators.base import Estimator, Score, draws, over_draws, require_
 from legrad.estimators.costs import Costs, descendants, fixed_parents
 from legrad.estimators.element_share import MOST, Share, of_shares, shares
 from legrad.estimators.exact_terms import NONE, Split, known_entropies, quieted, replaced, split
+from legrad.estimators.exact_terms import errors as errors_of_terms
 from legrad.estimators.score_function import score
 from legrad.estimators.treatment import treatments
 from legrad.model.problem import Evaluation, Noise, Problem
@@ -146,6 +147,12 @@ class LocalExpectation(Estimator):
             return replaced(problem, found.pivot, noise, here, x, found.split, found.exact)
 
         return evaluate
+
+    def term_errors(self, problem: Problem, key: jax.Array) -> dict[str, jax.Array]:
+        """Estimate the relative errors of the exact terms that are summed over nodes; the others are exact."""
+        noise = Noise(*jax.random.split(key))
+        found = self.arrange(problem, noise)
+        return errors_of_terms(problem, found.pivot, noise, found.x, found.split) if found.split.exact else {}
 
     def arrange(self, problem: Problem, noise: Noise) -> Arranged:
         """Draw a pivot, and decide how each of its sites is treated."""

@@ -26,6 +26,8 @@ from legrad.model.problem import Noise, Problem
 from legrad.model.sites import Factor
 
 LIMIT = 0.02  # relative error above which to report
+NODES = "nodes"  # in the words about a term that is summed over nodes
+TERM_LIMIT = 1e-3  # the same for the expectation of a whole term
 _NEGLIGIBLE = 1e-10  # weight below which a node is so far out that f may overflow there
 _INFINITE = 1e-4  # mass of the nodes where f may be infinite, which are then left out
 _MOST = 95  # the most nodes that NumPy computes accurately
@@ -49,20 +51,20 @@ def finer(estimator: LocalExpectation) -> int:
     return min(6 * estimator.nodes + 3, max(_MOST, estimator.nodes + 2))
 
 
-def quadrature_sites(
+def sums_over_nodes(
     estimator: LocalExpectation, problem: Callable[[Any, Any], Problem], at: dict[str, Any], key: jax.Array
-) -> list[str]:
-    """Return the latents that are integrated by quadrature and on which no other fixed site depends.
+) -> tuple[list[str], bool]:
+    """Return the latents that are integrated one by one, and whether exact terms are sums over nodes.
 
-    Latents with children are checked in every step instead.
+    Latents on which other fixed sites depend are checked in every step instead.
     """
-    found: list[str] = []
+    found: list[Arranged] = []
 
     def look(at: dict[str, Any], key: jax.Array) -> None:
-        found.extend(_sites(estimator.arrange(problem(at, 0), Noise(*jax.random.split(key)))))
+        found.append(estimator.arrange(problem(at, 0), Noise(*jax.random.split(key))))
 
     jax.eval_shape(look, at, key)
-    return found
+    return _sites(found[0]), any(term.is_exact and NODES in term.how for term in found[0].split.terms.values())
 
 
 def errors(
@@ -117,6 +119,21 @@ def concern(estimator: LocalExpectation, found: dict[str, Error]) -> str:
         f"the quadrature is not accurate at these parameters: with more nodes the gradient of '{name}' changes by "
         f"{found[name].relative:.0%} of its size. Try more nodes, LocalExpectation(nodes={2 * estimator.nodes + 1}), "
         'or LocalExpectation(continuous="reparam")'
+    )
+
+
+def concern_of_terms(found: dict[str, Any]) -> str:
+    """Return a sentence if an expectation over nodes is off by more than a thousandth; else nothing.
+
+    Args:
+        found: the result of `LocalExpectation.term_errors`, as numbers.
+    """
+    name = max(found, key=lambda name: float(found[name]), default="")
+    if not name or not float(found[name]) > TERM_LIMIT:
+        return ""
+    return (
+        f"the expectation of {name} is off by about {float(found[name]):.1g} of its size at these parameters: the term "
+        "changes too fast within a standard deviation of the guide. Try LocalExpectation(exact_terms=False)"
     )
 
 

@@ -26,12 +26,14 @@ class Term(NamedTuple):
         how: the rules that gave the expectation, or why there is none; "" for a term that sees no element.
         line: where the reason is, "" if it is inside a density.
         sites: the sites whose elements the term sees.
+        error: an estimate of the relative error of its sums over nodes; None if it was not asked for.
     """
 
     mean: Any
     how: str
     line: str
     sites: frozenset[str]
+    error: Any = None
 
     @property
     def is_exact(self) -> bool:
@@ -40,21 +42,25 @@ class Term(NamedTuple):
 
     def __str__(self) -> str:
         if self.is_exact:
-            return f"exact ({self.how})"
+            return f"exact ({self.how}{'' if self.error is None else f', error {self.error:.0e}'})"
         return f"sampled, because of {self.how}" + (f" at {self.line}" if self.line else "")
 
 
-def expectations(f: Callable[[dict[str, Any]], dict[str, Any]], laws: Mapping[str, Law]) -> dict[str, Term]:
+def expectations(
+    f: Callable[[dict[str, Any]], dict[str, Any]], laws: Mapping[str, Law], with_errors: bool = False
+) -> dict[str, Term]:
     """Return for each term of f its expectation over the sites, as an array of the term's shape.
 
     Args:
         f: a function from the sites' values to arrays of additive terms, by name.
         laws: the laws of the sites.
+        with_errors: whether to estimate the errors of sums over nodes.
     """
     laws = {name: laws[name] for name in sorted(laws)}
     like = {name: jax.ShapeDtypeStruct(law.shape, law.dtype) for name, law in laws.items()}
     program = Program(f, like, rewrite=rewrite, unwrap=unwrap)
     known = Known(program, laws)
+    known.variables.errors = [] if with_errors else None
     found = {}
     for name, i in zip(sorted(program.result), program.outputs, strict=True):
         found[name] = _term(known, i)
@@ -67,6 +73,9 @@ def _term(known: Known, i: int) -> Term:
     if not sites:
         return Term(known.constant(i), "", "", sites)
     known.rules = {}
+    errors = known.variables.errors
+    if errors is not None:
+        errors.clear()
     try:
         mean = known.mean(i)
     except Unknown as error:
@@ -74,4 +83,5 @@ def _term(known: Known, i: int) -> Term:
     except (ValueError, TypeError, IndexError, NotImplementedError) as error:  # a rule met what it was not made for
         return Term(None, f"{type(error).__name__} in a rule", "", sites)
     how = ", ".join(dict.fromkeys(known.rules.values())) or "sums"
-    return Term(jnp.broadcast_to(mean, program.shapes[i]), how, "", sites)
+    error = jnp.max(jnp.stack(errors)) if errors else None
+    return Term(jnp.broadcast_to(mean, program.shapes[i]), how, "", sites, error)

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.exact.laws import Law, nodes
+from legrad.exact.laws import Law, nodes, rule_error
 from legrad.exact.sight import Seen, Sight
 from legrad.exact.unknown import Unknown
 from legrad.marginal.table import Label, Table
@@ -39,6 +39,7 @@ class Variables:
         self.ends = np.cumsum([0, *sizes])
         self.elements = self.free = int(self.ends[-1])
         self.seen = sight.own
+        self.errors: list[Any] | None = None  # of each sum over nodes, if they are asked for
 
     def label(self, name: str) -> Label:
         """Return the label of a site's own elements."""
@@ -147,6 +148,8 @@ class Variables:
         if jnp.issubdtype(values.dtype, jnp.floating):
             weights = weights.astype(values.dtype)
         total = jnp.sum(weights * values, axis=place)
+        if self.errors is not None and self.is_continuous(label):
+            self.errors.append(rule_error(weights * values, total, place))
         for other in range(lead) if meeting else ():
             if other == place or labels[other].size != label.size:
                 continue

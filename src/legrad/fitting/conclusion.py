@@ -60,20 +60,26 @@ def finish(
             words += f"; {result._other_modes_flag()}"
         result = replace(result, status=f"{result.status} ({words})")
     if best not in now.failures and ended != INTERRUPTED:
-        result = _checked(program, comparison, now, best, result)
+        loaded = program.feed.load(max(0, now.at - 1))
+        result = checked(result, comparison, _end(program, now, best)[0], program.keys[best], loaded)
     judged = bool(now.records)
     if ended or best in now.failures or other_modes or result.quadrature or (judged and not result.converged):
         warn(result.status)
     return result
 
 
-def _checked(
-    program: CompiledLoop, comparison: GuideComparison, now: Progress, start: int, result: FitResult
-) -> FitResult:
-    """Return the result, with a sentence on the error of its quadrature if that is large."""
+def checked(result: FitResult, comparison: GuideComparison, at: Any, key: jax.Array, loaded: Loaded) -> FitResult:
+    """Return a result, with a sentence on the error of its quadrature if that is large.
+
+    Args:
+        result: the result.
+        comparison: compares parameters of the fit.
+        at: the unconstrained parameters where it ended.
+        key: the random key of the start.
+        loaded: the data.
+    """
     try:
-        at, loaded = _end(program, now, start)[0], program.feed.load(max(0, now.at - 1))
-        quadrature = comparison.quadrature(at, program.keys[start], loaded)
+        quadrature = comparison.quadrature(at, key, loaded)
     except Exception as error:  # a check must not lose the result
         quadrature = f"the accuracy of the quadrature could not be checked ({error})"
     if not quadrature:

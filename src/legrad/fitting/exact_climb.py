@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from legrad._compat import jit
 from legrad.estimators import Exact, LocalExpectation
 from legrad.fitting.compiled_loop import CompiledLoop
+from legrad.fitting.conclusion import checked
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.result import FitResult
 from legrad.model.log_density import LogDensity
@@ -178,7 +179,8 @@ def climb(
         result = replace(result, restarts=tuple(results), other_modes=other)
         words = f"the best of {number} starts" + (f"; {result._other_modes_flag()}" if other else "")
         result = replace(result, status=f"{result.status} ({words})")
-    if not result.converged or result.other_modes:
+    result = checked(result, comparison, climbs.params(ended, best), program.keys[best], program.feed.load(0))
+    if not result.converged or result.other_modes or result.quadrature:
         warn(result.status)
     return result
 

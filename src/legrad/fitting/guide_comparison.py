@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from legrad import _compat
 from legrad.estimators.base import draws
 from legrad.estimators.local_expectation import LocalExpectation
-from legrad.estimators.quadrature_accuracy import concern, errors, quadrature_sites, worst
+from legrad.estimators.quadrature_accuracy import concern, concern_of_terms, errors, sums_over_nodes, worst
 from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.data import Loaded
 from legrad.fitting.iterates import most
@@ -68,10 +68,18 @@ class GuideComparison:
         estimator = self.program.estimator
         if not isinstance(estimator, LocalExpectation):
             return ""
-        if not quadrature_sites(estimator, lambda u, draw: self._problem(u, loaded, draw), a, key):
-            return ""
-        found = _compat.jit_once(self._quadrature)(a, jax.random.split(key, _QUADRATURE_DRAWS), loaded)
-        return concern(estimator, worst(*jax.device_get(found)))
+        sites, terms = sums_over_nodes(estimator, lambda u, draw: self._problem(u, loaded, draw), a, key)
+        said = ""
+        if sites:
+            found = _compat.jit_once(self._quadrature)(a, jax.random.split(key, _QUADRATURE_DRAWS), loaded)
+            said = concern(estimator, worst(*jax.device_get(found)))
+        if terms and not said:
+            said = concern_of_terms(jax.device_get(_compat.jit_once(self._term_errors)(a, key, loaded)))
+        return said
+
+    def _term_errors(self, a: Any, key: jax.Array, loaded: Loaded) -> dict[str, jax.Array]:
+        with self.program.feed.tracing(loaded):
+            return self.program.estimator.term_errors(self._problem(a, loaded, 0), key)
 
     def _quadrature(self, a: Any, keys: jax.Array, loaded: Loaded) -> tuple[Any, Any]:
         with self.program.feed.tracing(loaded):

@@ -8,7 +8,7 @@ import jax
 
 from legrad import _compat
 from legrad.estimators import LocalExpectation
-from legrad.estimators.quadrature_accuracy import Error, concern, errors, quadrature_sites, worst
+from legrad.estimators.quadrature_accuracy import Error, concern, concern_of_terms, errors, sums_over_nodes, worst
 from legrad.model.keys import Key, as_key
 from legrad.model.objective import Given, Objective
 from legrad.model.parameters import Parameters
@@ -29,7 +29,8 @@ def quadrature_error(result: FitResult, key: Key | None = None, draws: int = 16)
     Returns:
         For each parameter the largest change over its components, in the unit of the gradient (in unconstrained
         space), and under "relative" the largest change relative to the sum of the single nodes' contributions to
-        that component, which does not vanish at an optimum. All are zero where nothing is integrated by quadrature.
+        that component, which does not vanish at an optimum, or the relative error of an exact term that is summed
+        over nodes, if that is larger. All are zero where nothing is integrated by quadrature.
 
     Example:
         >>> legrad.quadrature_error(result)["relative"] < 0.02
@@ -39,8 +40,8 @@ def quadrature_error(result: FitResult, key: Key | None = None, draws: int = 16)
         raise TypeError(
             f"the fit was made with {result.estimator_name}, which has no quadrature: fit with LocalExpectation()"
         )
-    found = _found(result, as_key(0 if key is None else key), draws)
-    relative = max((error.relative for error in found.values()), default=0.0)
+    found, terms = _found(result, as_key(0 if key is None else key), draws)
+    relative = max([0.0, *(error.relative for error in found.values()), *(float(x) for x in terms.values())])
     return {**{name: error.change for name, error in found.items()}, "relative": relative}
 
 
@@ -48,10 +49,11 @@ def quadrature_concern(result: FitResult, key: jax.Array, draws: int = 16) -> st
     """Return a sentence if the quadrature of a fit is off by more than 2%; else nothing."""
     if not isinstance(result.estimator, LocalExpectation):
         return result.quadrature
-    return concern(result.estimator, _found(result, key, draws))
+    found, terms = _found(result, key, draws)
+    return concern(result.estimator, found) or concern_of_terms(terms)
 
 
-def _found(result: FitResult, key: jax.Array, draws: int) -> dict[str, Error]:
+def _found(result: FitResult, key: jax.Array, draws: int) -> tuple[dict[str, Error], dict[str, Any]]:
     estimator, at_end = result.estimator, result.problem
     parameters = Parameters(at_end.model, at_end.guide, at_end.args, at_end.kwargs, key, result.params)
     rows = {name: value for name, value in at_end.params.items() if name not in parameters.initial}  # of plates
@@ -61,7 +63,13 @@ def _found(result: FitResult, key: jax.Array, draws: int) -> dict[str, Error]:
     def problem(unconstrained: Any, draw: Any) -> Problem:
         return objective.problem(unconstrained, given)
 
-    if not quadrature_sites(estimator, problem, at, key):
-        return {name: Error(0.0, 0.0) for name in at}
-    keys = jax.random.split(key, draws)
-    return worst(*jax.device_get(_compat.jit_once(lambda at, keys: errors(estimator, problem, at, keys))(at, keys)))
+    sites, terms = sums_over_nodes(estimator, problem, at, key)
+    found, of_terms = {name: Error(0.0, 0.0) for name in at}, dict[str, Any]()
+    if sites:
+        keys = jax.random.split(key, draws)
+        both = _compat.jit_once(lambda at, keys: errors(estimator, problem, at, keys))(at, keys)
+        found = worst(*jax.device_get(both))
+    if terms:
+        run = _compat.jit_once(lambda at, key: estimator.term_errors(problem(at, 0), key))
+        of_terms = jax.device_get(run(at, key))
+    return found, of_terms
