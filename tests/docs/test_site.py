@@ -77,9 +77,10 @@ def test_a_strict_build_of_all_pages(tmp_path):
     root = DOCS.parent
     shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("gallery", "__pycache__"))
     shutil.copytree(root / "examples", tmp_path / "examples")
-    for name in ("src", "CHANGELOG.md", "CONTRIBUTING.md"):
-        (tmp_path / name).symlink_to(root / name)
-    fast = ["-D", "plot_gallery=0", "-D", "nb_execution_mode=off"]
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+        shutil.copy(root / name, tmp_path)
+    (tmp_path / "src").symlink_to(root / "src")
+    fast = ["-D", "plot_gallery=0", "-D", "nb_execution_mode=off", "-D", "suppress_warnings=myst-nb.lexer"]
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-b", "html", *fast]
     found = subprocess.run([*command, tmp_path / "docs", tmp_path / "site"], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-3000:]
