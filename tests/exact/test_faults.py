@@ -4,10 +4,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from legrad.exact import sight
 
 from expected.averaged import found
 from expected.generated import case
+from legrad.exact import sight
 from sums.oracle import close
 
 PROOFS = {

@@ -82,7 +82,7 @@ def split(problem: Problem, pivot: Draw, noise: Noise, parents: Mapping[str, fro
 
 
 def errors(problem: Problem, pivot: Draw, noise: Noise, at: Mapping[str, jax.Array], found: Split) -> dict[str, Any]:
-    """Estimate the relative errors of those exact terms that are summed over nodes; see `replaced` for the arguments."""
+    """Estimate the relative errors of exact terms that are summed over nodes; see `replaced` for the arguments."""
     here = problem.evaluate(dict(at), noise, pivot=pivot)
     terms = _expected(problem, pivot, noise, here, at, found.free, (), frozenset(found.exact), with_errors=True)
     return {name: term.error for name, term in terms.items() if term.error is not None}

@@ -1,12 +1,12 @@
 """Quadratic surrogates of likelihoods whose expectation is not known: their noise is taken out, not their mean.
 
-The likelihood of a logit z, a sum of many independent latents, has no expectation in closed form. A quadratic has one:
+The likelihood of a logit z, a sum of many independent latents, has no expectation in closed form. A quadratic has:
 
-    log p(y | z)  →  log p(y | z) − g(z) + E g,     g(z) = (y − s) (z − m) − ½ c (z − m)²
-    m, v: mean and variance of z under the guide;   s ≈ E σ(z), c ≈ E σ'(z): κ² = 1 / (1 + π v / 8), s = σ(κ m), c = κ s (1 − s)
+    log p(y | z)  →  log p(y | z) − g(z) + E g,    g(z) = (y − s) (z − m) − ½ c (z − m)²
+    m, v: mean and variance of z under the guide;  κ² = 1 / (1 + π v / 8), s = σ(κ m) ≈ E σ(z), c = κ s (1 − s) ≈ E σ'(z)
 
-That is right for any s, c and m in g, which are constants to a derivative. As z is affine in the latents, g summed over
-data is a function L of the latents' means and variances, and one evaluation of it knows all one-element changes:
+That is right for any s, c and m in g, which are constants to a derivative. As z is affine in the latents, g summed
+over data is a function L of the latents' means and variances, whose derivatives are all one-element changes:
 
     E g = L(means, variances),    g(x) = L(x, 0),    g(x + δ in element e) − g(x) = δ ∂L/∂mean_e + δ² ∂L/∂variance_e
 """
@@ -124,7 +124,7 @@ def _leading_to(program: Program, value: int) -> Collection[Op]:
 def _moments(
     program: Program, laws: Mapping[str, Law], means: Mapping[str, Any], variances: Mapping[str, Any], op: Op
 ) -> tuple[jax.Array, jax.Array]:
-    """Return mean and variance of an operation's logits: an affine function needs no more of its latents than theirs."""
+    """Return mean and variance of an operation's logits, which need no more of their latents than theirs."""
     plain = {
         name: replace(law, mean=means[name], variance=variances[name], normal=True) for name, law in laws.items()
     }

@@ -132,8 +132,8 @@ def concern_of_terms(found: dict[str, Any]) -> str:
     if not name or not float(found[name]) > TERM_LIMIT:
         return ""
     return (
-        f"the expectation of {name} is off by about {float(found[name]):.1g} of its size at these parameters: the term "
-        "changes too fast within a standard deviation of the guide. Try LocalExpectation(exact_terms=False)"
+        f"the expectation of {name} is off by about {float(found[name]):.1g} of its size at these parameters: the "
+        "term changes too fast within a standard deviation of the guide. Try LocalExpectation(exact_terms=False)"
     )
 
 

@@ -83,5 +83,5 @@ def _term(known: Known, i: int) -> Term:
     except (ValueError, TypeError, IndexError, NotImplementedError) as error:  # a rule met what it was not made for
         return Term(None, f"{type(error).__name__} in a rule", "", sites)
     how = ", ".join(dict.fromkeys(known.rules.values())) or "sums"
-    error = jnp.max(jnp.stack(errors)) if errors else None
-    return Term(jnp.broadcast_to(mean, program.shapes[i]), how, "", sites, error)
+    worst = jnp.max(jnp.stack(errors)) if errors else None
+    return Term(jnp.broadcast_to(mean, program.shapes[i]), how, "", sites, worst)
