@@ -24,6 +24,7 @@ from numpyro import handlers
 from numpyro.infer.elbo import ELBO
 from tqdm.auto import tqdm
 
+from legrad._compat import jit
 from legrad.diagnostics.calibration import Calibration
 from legrad.diagnostics.replay import replay
 from legrad.diagnostics.simulation import Simulator
@@ -105,7 +106,7 @@ def calibrate(
     _check(estimator, optimizer, simulations, draws, steps, parallel, level)
     of_look, of_init, of_runs = jax.random.split(as_key(key), 3)
     simulator = Simulator(model, args, dict(kwargs or {}), observed, of_look)
-    _, data = jax.jit(simulator.draw)(of_look)
+    _, data = jit(simulator.draw)(of_look)
     fitted = simulator.guide_on_data(guide, guide_args)
     with one_at_a_time:
         handlers.seed(fitted, of_init)(data)  # guides that read the model at their first call need concrete data
@@ -181,7 +182,7 @@ def _finite(tree: Any) -> jax.Array:
 def _in_parallel(one: Callable[..., _Outcome], keys: jax.Array, parallel: int, progress: bool | None) -> _Outcome:
     """Run all simulations, `parallel` at a time with one compiled program; the last batch repeats some to be full."""
     together = min(parallel, len(keys))
-    run = jax.jit(jax.vmap(one))
+    run = jit(jax.vmap(one))
     parts = []
     hide = not (sys.stderr.isatty() if progress is None else progress)
     with tqdm(total=len(keys), disable=hide, unit="fit", desc="calibrate") as bar:

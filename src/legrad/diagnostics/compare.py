@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from numpyro.infer.elbo import ELBO
 
+from legrad._compat import jit
 from legrad.diagnostics.gradients import Moments, gradient, moments, rounding
 from legrad.diagnostics.timing import interleaved_seconds
 from legrad.model.frames import unframed
@@ -162,11 +163,9 @@ def compare(
         raise ValueError(f"draws={draws!r}: a variance needs at least 2")
     if not estimators:
         raise ValueError("there is no estimator to compare: pass a dictionary such as {'LeGrad': LocalExpectation()}")
-    one = {
-        name: jax.jit(gradient(e, model, guide, params, args, dict(kwargs or {}))) for name, e in estimators.items()
-    }
+    one = {name: jit(gradient(e, model, guide, params, args, dict(kwargs or {}))) for name, e in estimators.items()}
     found = {
-        name: jax.device_get(jax.jit(lambda k, draw=draw: moments(draw, k, draws))(jax.random.fold_in(key, i)))
+        name: jax.device_get(jit(lambda k, draw=draw: moments(draw, k, draws))(jax.random.fold_in(key, i)))
         for i, (name, draw) in enumerate(one.items())
     }
     seconds = interleaved_seconds({name: partial(draw, key) for name, draw in one.items()})

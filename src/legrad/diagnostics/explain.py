@@ -34,7 +34,7 @@ def explain(
     estimator: ELBO | None = None,
     memory: int = MEMORY,
 ) -> Explanation | Sums:
-    """Explain what makes a model or a function fast or slow, from its program alone; only errors of sums are computed.
+    """Explain what makes a model or a function fast or slow, from its program; only errors of sums are computed.
 
     - `explain(model, args=...)` says which discrete latents are summed out and at what cost; of each of the others,
       which two elements meet in which line.

@@ -18,6 +18,7 @@ from numpyro.distributions import BernoulliLogits, BernoulliProbs, CategoricalLo
 from numpyro.primitives import Messenger
 
 from legrad import _compat
+from legrad._compat import jit
 from legrad.distributions.unwrap import unwrap
 from legrad.guides.protocol import HeavyTails
 from legrad.model.arrays import map_in_batches, split_arrays
@@ -112,7 +113,7 @@ class Draws:
         return values, f
 
     def _refuse(self, i: int) -> None:
-        terms = jax.jit(lambda k: jax.tree.map(jnp.sum, _evaluate(self.problem, k).terms()))(self._keys[i])
+        terms = jit(lambda k: jax.tree.map(jnp.sum, _evaluate(self.problem, k).terms()))(self._keys[i])
         first = next((name for name, total in terms.items() if not np.isfinite(total)), "the sum of all terms")
         total = float(terms[first]) if first in terms else math.nan
         raise ValueError(

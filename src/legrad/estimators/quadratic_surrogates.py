@@ -3,7 +3,7 @@
 The likelihood of a logit z, a sum of many independent latents, has no expectation in closed form. A quadratic has:
 
     log p(y | z)  →  log p(y | z) − g(z) + E g,    g(z) = (y − s) (z − m) − ½ c (z − m)²
-    m, v: mean and variance of z under the guide;  κ² = 1 / (1 + π v / 8), s = σ(κ m) ≈ E σ(z), c = κ s (1 − s) ≈ E σ'(z)
+    m, v: mean, variance of z under the guide;  κ² = 1 / (1 + π v / 8), s = σ(κ m) ≈ E σ(z), c = κ s (1 − s) ≈ E σ'(z)
 
 That is right for any s, c and m in g, which are constants to a derivative. As z is affine in the latents, g summed
 over data is a function L of the latents' means and variances, whose derivatives are all one-element changes:

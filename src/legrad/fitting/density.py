@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from legrad._compat import jit
 from legrad.guides.latent_space import LatentSpace
 from legrad.model.arrays import map_in_batches, split_arrays
 
@@ -50,11 +51,11 @@ class Density:
             return map_in_batches(product, jnp.eye(self.size), self.together)
 
         self._arrays, self._has_products = arrays, True
-        self._gradient = jax.jit(jax.value_and_grad(f))
-        self._hessian = jax.jit(products)
-        self._value = jax.jit(f)
-        self._many = jax.jit(lambda xs, arrays: map_in_batches(lambda x: f(x, arrays), xs, self.together))
-        self._many_gradients = jax.jit(
+        self._gradient = jit(jax.value_and_grad(f))
+        self._hessian = jit(products)
+        self._value = jit(f)
+        self._many = jit(lambda xs, arrays: map_in_batches(lambda x: f(x, arrays), xs, self.together))
+        self._many_gradients = jit(
             lambda xs, arrays: map_in_batches(lambda x: jax.value_and_grad(f)(x, arrays), xs, self.together)
         )
 

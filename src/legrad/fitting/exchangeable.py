@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
+from legrad._compat import jit
 from legrad.guides.latent_space import LatentSpace
 from legrad.model.sites import sample_sites, site_log_prob
 from legrad.model.threads import one_at_a_time
@@ -79,7 +80,7 @@ def _keeps(space: LatentSpace, args: Any, kwargs: Any, axes: Mapping[str, list[i
             discrete[name] = jnp.where(z == 0, 1, jnp.where(z == 1, 0, z))
         return plain, run({**values, **discrete})[1], size, inside
 
-    compiled, rounding = jax.jit(both), 100 * float(jnp.finfo(jnp.result_type(float)).eps)
+    compiled, rounding = jit(both), 100 * float(jnp.finfo(jnp.result_type(float)).eps)
     told = False
     for i in range(_DRAWS):
         x = (space.start if i % 2 else space.other_start(rng)) + rng.normal(size=space.size)

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import IdentityTransform, Transform
 
+from legrad._compat import jit
 from legrad.distributions.offset_categorical import OffsetCategorical
 from legrad.guides.latents import Latent
 from legrad.guides.windows import window_of
@@ -137,7 +138,7 @@ def continuous_factor(draws: Sequence[Latent], init: ArrayLike | None, scale: fl
     if init is None:
         site.concrete("prior", site.value)
         values = jnp.stack([draw.median for draw in draws])
-        loc = jax.jit(lambda values: jnp.median(transform.inv(values), axis=0))(values)
+        loc = jit(lambda values: jnp.median(transform.inv(values), axis=0))(values)
         loc = all_members(site, transform, loc)
     else:
         value = site.full(init).astype(site.value.dtype)

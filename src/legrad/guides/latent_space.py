@@ -23,6 +23,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 
+from legrad._compat import jit
 from legrad.distributions.unwrap import unwrap
 from legrad.guides.latents import Latent, check_static, factor_support, moves
 from legrad.model.sites import sample_sites, site_log_prob
@@ -228,7 +229,7 @@ def _part(draws: Sequence[Latent], start: int) -> tuple[Part, jax.Array]:
         def before(medians: jax.Array, values: jax.Array, supports: Any) -> jax.Array:
             return jnp.concatenate([jnp.median(inverse(medians, supports), axis=0)[None], inverse(values, supports)])
 
-        places = jnp.nan_to_num(jax.jit(before)(medians, values, supports), posinf=_INTERIOR, neginf=-_INTERIOR)
+        places = jnp.nan_to_num(jit(before)(medians, values, supports), posinf=_INTERIOR, neginf=-_INTERIOR)
         if site.support is not constraints.real:
             places = jnp.clip(places, -_INTERIOR, _INTERIOR)
     flat = places.reshape(len(places), -1)

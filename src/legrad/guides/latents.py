@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 
+from legrad._compat import jit
 from legrad.distributions.unwrap import unwrap
 from legrad.model.prior_draw import prior_draw
 
@@ -99,7 +100,7 @@ def prior_draws(
         return tuple(_latent(site, trace, owner) for site in latent), dict.fromkeys(trace, ())
 
     # With traced arguments a compiled draw would be traced as a whole; op by op, only what depends on them is.
-    run = jax.jit(draw) if compiled else draw
+    run = jit(draw) if compiled else draw
     draws, names = zip(*(run(key) for key in jax.random.split(jax.random.key(0), _PRIOR_DRAWS)), strict=True)
     if len({tuple(site.name for site in draw) for draw in draws}) > 1:
         raise ValueError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
+from legrad._compat import jit
 from legrad.guides.latents import Latent
 
 _UNCOVERED = 1e-6  # prior mass that the window of a count may leave out
@@ -62,7 +62,7 @@ def _prior_window(draws: Sequence[Latent], smallest: int) -> tuple[int, int]:
         raise too_wide
     grid = np.arange(max(smallest, first - _MAX_WINDOW), last + _MAX_WINDOW + 1)
     z = jnp.asarray(grid).reshape(-1, *[1] * len(site.prior.batch_shape))
-    log_prob = jax.jit(lambda prior: prior.log_prob(z))
+    log_prob = jit(lambda prior: prior.log_prob(z))
     pmf = sum(np.exp(np.asarray(log_prob(draw.prior), np.float64)) for draw in draws) / len(draws)
     pmf = np.reshape(pmf, (len(grid), -1))
     below, above = pmf.cumsum(0), pmf[::-1].cumsum(0)[::-1]

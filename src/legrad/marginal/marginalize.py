@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from legrad import _compat
+from legrad._compat import jit
 from legrad.marginal.eliminate import Elimination
 from legrad.marginal.evaluate import Support, Tables, tables
 from legrad.marginal.factors import Factors, collect
@@ -130,7 +131,7 @@ class Marginal:
             chosen = found.draw(item[1])
             return {name: _at(found.supports[name], chosen[name]) for name in plan.summed}
 
-        run = jax.jit(lambda items: map_in_batches(one, items, _TOGETHER))
+        run = jit(lambda items: map_in_batches(one, items, _TOGETHER))
         return run((given, jax.random.split(key, number)))
 
     def recover(
@@ -183,7 +184,7 @@ class Marginal:
                 support[name] = jnp.moveaxis(every, 0, -1)
             return Recovered(drawn, shares, support)
 
-        run = jax.jit(lambda items: map_in_batches(one, items, _TOGETHER))
+        run = jit(lambda items: map_in_batches(one, items, _TOGETHER))
         return run((given, keys))
 
     def _table_shapes(self, plan: Plan, values: Any, args: Any, kwargs: Any) -> dict[str, tuple[int, int]]:
