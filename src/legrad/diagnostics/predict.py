@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from numpyro import handlers
 
+from legrad._compat import jit
 from legrad.diagnostics.replay import Trace, Whole, full_shape, latent_sites, observed_sites, replay, user_model
 from legrad.model.arrays import map_in_batches, split_arrays
 from legrad.model.log_density import LogDensity
@@ -58,7 +59,7 @@ def predict(
         kept = _known(draws, trace, fitted, observed, same)
     arrays, rebuild = split_arrays((args, dict(kwargs or {}), dict(problem.params)))
 
-    @jax.jit
+    @jit
     def every(keys: jax.Array, values: dict[str, Any], arrays: list[Any]) -> dict[str, Any]:
         given_args, given_kwargs, params = rebuild(arrays)
 

@@ -152,7 +152,7 @@ def _one(problem: Problem, key: jax.Array, trace: handlers.trace) -> tuple[dict[
 def _compiled(problem: Problem, together: int) -> Any:
     arrays, rebuild = split_arrays((dict(problem.params), problem.args, dict(problem.kwargs)))
 
-    @jax.jit
+    @jit
     def run(keys: jax.Array, arrays: list[Any]) -> Any:
         params, args, kwargs = rebuild(arrays)
         here = Problem(problem.model, problem.guide, params, args, kwargs, problem.entropy)

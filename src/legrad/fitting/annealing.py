@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
+from legrad._compat import jit
 from legrad.guides.latent_space import LatentSpace
 from legrad.model.arrays import split_arrays
 from legrad.singlesite import single_site_differences
@@ -100,9 +101,9 @@ class Annealing:
             return jax.lax.scan(half, dict(z), jax.random.split(key, _DRAWS))[0]
 
         self._arrays = arrays
-        self._gradient = jax.jit(jax.value_and_grad(f))
-        self._odds, self._draw = jax.jit(odds), jax.jit(draw)
-        self._first = jax.jit(lambda key, x, arrays: space.draw_discrete(key, x, *rebuild(arrays)))
+        self._gradient = jit(jax.value_and_grad(f))
+        self._odds, self._draw = jit(odds), jit(draw)
+        self._first = jit(lambda key, x, arrays: space.draw_discrete(key, x, *rebuild(arrays)))
 
     def _candidates(self, name: str, rank: int) -> jax.Array:
         low, high = self.windows[name]

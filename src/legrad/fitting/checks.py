@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from legrad._compat import jit
 from legrad.diagnostics.replay import user_model
 from legrad.estimators.base import draws
 from legrad.fitting.compiled_loop import CompiledLoop
@@ -93,7 +94,7 @@ def _look(problem: Problem, noise: Noise) -> tuple[dict[str, Any], dict[str, Any
     """Return the number of data that are not finite for each observed site, and the sum of each term of the ELBO."""
     arrays, rebuild = split_arrays((problem.args, dict(problem.kwargs)))
 
-    @jax.jit
+    @jit
     def look(params: dict, arrays: list) -> tuple[dict, dict]:
         here = Problem(problem.model, problem.guide, params, *rebuild(arrays))
         evaluation = here.evaluate({}, noise, pivot=here.draw(noise))
@@ -110,7 +111,7 @@ def _terms(problem: Problem, noise: Noise) -> dict[str, np.ndarray]:
         at = Noise(sites, noise.plates)
         return {k: jnp.sum(v) for k, v in problem.evaluate({}, at, pivot=problem.draw(at)).terms().items()}
 
-    return jax.device_get(jax.jit(lambda sites: jax.lax.map(one, sites))(noise.sites))
+    return jax.device_get(jit(lambda sites: jax.lax.map(one, sites))(noise.sites))
 
 
 def _not_finite(tree: dict[str, Any]) -> list[str]:

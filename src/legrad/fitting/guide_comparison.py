@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from legrad import _compat
+from legrad._compat import jit
 from legrad.estimators.base import draws
 from legrad.estimators.local_expectation import LocalExpectation
 from legrad.estimators.quadrature_accuracy import concern, concern_of_terms, errors, sums_over_nodes, worst
@@ -39,7 +40,7 @@ class GuideComparison:
 
     def __init__(self, program: CompiledLoop) -> None:
         self.program = program
-        self._distances, self._elbos = jax.jit(self._all_distances), jax.jit(self._all_elbos)
+        self._distances, self._elbos = jit(self._all_distances), jit(self._all_elbos)
 
     def distance(self, a: Any, b: Any, key: jax.Array, loaded: Loaded) -> float:
         """Return the largest of the `distances` between the guides at two sets of unconstrained parameters."""

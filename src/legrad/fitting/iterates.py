@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from legrad._compat import jit
+
 NUMBER = 16
 _SHARE = 0.95  # share of an array's elements that must be within a bound; with 20 elements or fewer, all
 
@@ -53,7 +55,7 @@ class Blocks(NamedTuple):
         return Blocks(mean, squares, self.seen + 1, self.length)
 
 
-@jax.jit
+@jit
 def merged(blocks: Blocks) -> Blocks:
     """Merge pairs of blocks into blocks of twice the length; the second half of the rows is free again."""
 
@@ -73,13 +75,13 @@ def merged(blocks: Blocks) -> Blocks:
     )
 
 
-@jax.jit
+@jit
 def average(blocks: Blocks, which: jax.Array) -> Any:
     """Return the mean iterate of the blocks chosen by a mask."""
     return jax.tree.map(lambda m: _mean(m, which), blocks.mean)
 
 
-@jax.jit
+@jit
 def monte_carlo_error(blocks: Blocks, which: jax.Array) -> Any:
     """Return the standard error of `average`, from the spread of the block means."""
     number = jnp.sum(which)
@@ -91,7 +93,7 @@ def monte_carlo_error(blocks: Blocks, which: jax.Array) -> Any:
     return jax.tree.map(error, blocks.mean)
 
 
-@jax.jit
+@jit
 def split_rhat(blocks: Blocks, first: jax.Array, second: jax.Array) -> dict[str, jax.Array]:
     """Return R-hat of two groups of equally many blocks: per parameter, what 95% of its elements do not exceed."""
     n = jnp.sum(first) * blocks.length

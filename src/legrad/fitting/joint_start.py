@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
+from legrad._compat import jit
 from legrad.fitting.annealing import Annealing, Place
 from legrad.fitting.exchangeable import exchangeable_sites
 from legrad.fitting.mode import curvature
@@ -111,7 +112,7 @@ def _whitened(guide: Structured, place: Place, args: tuple[Any, ...], kwargs: Ma
     sd = np.full(space.size, guide.init_scale)
     if space.size > _CURVED:
         return guide.initial(place.x, sd)
-    hessian = -np.asarray(jax.jit(rows)(jnp.arange(space.size), arrays))
+    hessian = -np.asarray(jit(rows)(jnp.arange(space.size), arrays))
     if not np.isfinite(hessian).all():
         return guide.initial(place.x, sd)
     bend = np.abs(np.diagonal(hessian))
@@ -156,7 +157,7 @@ def _conditionals(
             return t, 1 / jnp.sqrt(jnp.abs(jax.grad(jax.grad(f))(t)) + 1e-6)
 
         items = jnp.repeat(jnp.arange(part.size), k), jnp.tile(jnp.arange(k), part.size)
-        run = jax.jit(lambda items, arrays, climb=climb: jax.lax.map(lambda i: climb(i, arrays), items))
+        run = jit(lambda items, arrays, climb=climb: jax.lax.map(lambda i: climb(i, arrays), items))
         at, sd = (np.asarray(a).reshape(*part.shape, k) for a in run(items, arrays))
         pair.reference = np.asarray(place.z[name]) - low
         stretch = sd / np.take_along_axis(sd, pair.reference[..., None], -1)
