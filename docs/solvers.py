@@ -12,15 +12,15 @@ OURS = "legrad.fit"
 HEAD = """# No learning rate: how fast an exact ELBO is climbed
 
 Where [all terms are exact](exact_terms.md), `legrad.fit(model, guide, args=args, key=key)` climbs the ELBO by natural
-steps and L-BFGS in the geometry of the guide ([how](fitting.md#an-elbo-without-noise)). It is raced
-against what one would do instead: Adam with the exact gradient, with LeGrad's, with that of other estimators and of NumPyro's;
-L-BFGS with the exact gradient; and, for continuous latents, L-BFGS on the ELBO of 30 fixed draws (the idea of DADVI).
+steps and L-BFGS in the geometry of the guide ([how](fitting.md#an-elbo-without-noise)). It is raced against what one
+would do instead: Adam with the exact gradient, with LeGrad's, with that of other estimators and of NumPyro's; L-BFGS
+with the exact gradient; and, for continuous latents, L-BFGS on the ELBO of 30 fixed draws (the idea of DADVI).
 
 Seconds, and in brackets steps, to 99% and to 99.9% of the way from the start to the best ELBO that any method found.
 All start at the same parameters; the ELBO is evaluated exactly, off the clock; compilation is apart. Adam has the
 best of three rates (0.01, 0.05, 0.2) for the problem, which a user would have to find. A step of L-BFGS may take
-several gradients. A dash: not in 4,000 steps and 20 times legrad's seconds (ten seconds at least). `make bench-solvers` makes
-this page.
+several gradients. A dash: not in 4,000 steps and 20 times legrad's seconds (ten seconds at least).
+`make bench-solvers` makes this page.
 """
 
 
