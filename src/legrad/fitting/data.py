@@ -17,7 +17,7 @@ import numpy as np
 from numpyro import handlers
 
 from legrad.fitting.mesh import DeviceCut, as_host
-from legrad.fitting.processes import on_host
+from legrad.fitting.processes import on_host, several
 from legrad.fitting.row_order import RowOrder
 from legrad.fitting.row_source import RowSource, is_source
 from legrad.model.arrays import split_arrays
@@ -199,7 +199,7 @@ class Feed:
     def last(self) -> Given:
         """The arguments of the last step that was loaded; several processes gather its minibatch on their hosts."""
         loaded, step = self._last
-        if jax.process_count() == 1:
+        if not several():
             return self.at(loaded, step)
         args, kwargs, plates = self.at(loaded._replace(arrays=self.arrays), step)
         given = len(args) - len(loaded.batches)

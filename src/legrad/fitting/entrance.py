@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, cast
@@ -47,9 +48,10 @@ def entrance(fit: Callable[P, FitResult]) -> Callable[P, FitResult]:
         given = unframed(model, args, kwargs or {})
         if settings.get("data") is None and settings.get("mesh") is None:
             check_data(user_model(model), given.args, given.kwargs)
-        checkpoint = settings.get("checkpoint")
-        with explained(model, guide, given.args, given.kwargs, given.names), ends_together(checkpoint):
-            if settings.get("mesh") is not None:
+        together = settings.get("mesh") is not None
+        of_all = ends_together(settings.get("checkpoint")) if together else nullcontext()
+        with explained(model, guide, given.args, given.kwargs, given.names), of_all:
+            if together:
                 require_alike(described(key, given, settings))
             try:
                 result = run(model, guide, key=key, args=given.args, kwargs=given.kwargs, **settings)

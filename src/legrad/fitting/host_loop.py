@@ -21,7 +21,7 @@ from legrad.fitting.callbacks import Callback, Snapshot
 from legrad.fitting.checkpoint import Checkpoint, Progress
 from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.data import DataError
-from legrad.fitting.processes import agreed, clock, is_first, on_host
+from legrad.fitting.processes import agreed, clock, is_first, on_host, several
 from legrad.fitting.stopping import Stopping
 
 _CHUNK_SECONDS = 0.5  # how long compiled code runs before the loop looks at the clock again
@@ -75,12 +75,12 @@ class HostLoop:
                         break
                     now = self._advance(now)
             except (KeyboardInterrupt, DataError) as error:
-                if jax.process_count() > 1:  # the other processes go on: ending the fit takes all of them
+                if several():  # the other processes go on: ending the fit takes all of them
                     raise
                 interrupted = isinstance(error, KeyboardInterrupt)
                 ended = INTERRUPTED if interrupted else f"the data could not be read ({error})"
             except BaseException:  # a callback raised: keep the progress so far
-                if self.checkpoint is not None and now.at != self._saved and jax.process_count() == 1:
+                if self.checkpoint is not None and now.at != self._saved and not several():
                     self._save(now)
                 raise
         if self.checkpoint is not None and (now.at != self._saved or fresh) and not ended.startswith(LOST):

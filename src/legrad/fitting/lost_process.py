@@ -23,6 +23,7 @@ from typing import Any
 import jax
 
 from legrad import _compat
+from legrad.fitting.processes import joined
 
 SILENT = 40.0  # seconds without a sign of life
 EVERY = 4.0  # seconds between two signs of life
@@ -48,7 +49,8 @@ def ends_together(checkpoint: Any = None) -> Iterator[None]:
         return
     signs = _Signs(client, f"legrad/fit {next(_FITS)}", checkpoint)
     try:
-        yield
+        with joined():
+            yield
     except BaseException as error:
         signs.close(f"failed: {type(error).__name__}: {error}")
         # At its end Python would wait for all processes, and some may never come.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -11,17 +14,34 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
+_HERE = threading.local()
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Run a fit that all processes take part in. Without it, the fits of several processes are fits of their own."""
+    _HERE.joined = True
+    try:
+        yield
+    finally:
+        _HERE.joined = False
+
+
+def several() -> bool:
+    """Whether the fit of this thread is one of several processes."""
+    return jax.process_count() > 1 and getattr(_HERE, "joined", False)
+
 
 def agreed(numbers: Any) -> np.ndarray:
     """Return the numbers that process 0 has: a decision that depends on the clock must be one decision."""
     numbers = np.asarray(numbers)
-    return numbers if jax.process_count() == 1 else np.asarray(multihost_utils.broadcast_one_to_all(numbers))
+    return numbers if not several() else np.asarray(multihost_utils.broadcast_one_to_all(numbers))
 
 
 def clock() -> float:
     """Return the seconds of the clock of process 0."""
     seconds = time.perf_counter()
-    if jax.process_count() == 1:
+    if not several():
         return seconds
     milliseconds = agreed(np.asarray(divmod(int(seconds * 1e6), 1 << 30), np.int32))  # float64 may be off
     return float((int(milliseconds[0]) << 30) + int(milliseconds[1])) * 1e-6
@@ -29,7 +49,7 @@ def clock() -> float:
 
 def is_first() -> bool:
     """Whether this process writes files and shows progress for all of them."""
-    return jax.process_index() == 0
+    return not several() or jax.process_index() == 0
 
 
 def is_spread(value: Any) -> bool:
