@@ -44,7 +44,7 @@ class Variables:
     def label(self, name: str) -> Label:
         """Return the label of a site's own elements."""
         law, start = self.laws[name], self.sight.starts[name]
-        return Label(law.size, start + np.arange(math.prod(law.shape)).reshape(law.shape))
+        return Label(law.size, np.asarray(start + np.arange(math.prod(law.shape)).reshape(law.shape)))
 
     def projections(self, shape: tuple[int, ...], seen: Seen) -> Label:
         """Add a projection for each position of an array, and return the label."""
@@ -52,7 +52,7 @@ class Variables:
         block = np.zeros((len(self.seen), count), self.seen.dtype) if seen is None else seen.reshape(len(seen), count)
         self.seen = np.concatenate([self.seen, block], axis=1)
         start, self.free = self.free, self.free + count
-        return Label(len(self.z), start + np.arange(count).reshape(shape))
+        return Label(len(self.z), np.asarray(start + np.arange(count).reshape(shape)))
 
     def is_continuous(self, label: Label) -> bool:
         """Say whether a label's candidates are nodes."""
