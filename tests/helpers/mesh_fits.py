@@ -175,15 +175,6 @@ def errors(out, names):
         return {"data": legrad.Minibatches(np.zeros(64), size=size), "kwargs": {"size": size, "total": 64}}
 
     guide, y = legrad.MeanField(model), jnp.zeros(16)
-    calls = {
-        "divides nothing": {"args": (jnp.zeros(15),), "mesh": mesh(8)},
-        "few members": {"args": (jnp.zeros(4),), "mesh": mesh(8)},
-        "subsample": {"args": (y, 4), "mesh": mesh(8)},
-        "minibatch": {**batches(4), "mesh": mesh(8)},
-        "minibatch divides": {**batches(12), "mesh": mesh(8)},
-        "two axes": {"args": (y,), "mesh": jax.make_mesh((4, 2), ("data", "model"))},
-        "no mesh": {"args": (y,), "mesh": 8},
-    }  # fmt: skip
     found = {}
     if jax.process_count() > 1:
         here = [d for d in jax.devices() if d.process_index == 0]
@@ -192,6 +183,16 @@ def errors(out, names):
             "shapes": {"args": (rows,), "mesh": mesh()},
             "process without": {"args": (y,), "mesh": jax.make_mesh((len(here),), ("data",), devices=here)},
         }
+    else:
+        calls = {
+            "divides nothing": {"args": (jnp.zeros(15),), "mesh": mesh(8)},
+            "few members": {"args": (jnp.zeros(4),), "mesh": mesh(8)},
+            "subsample": {"args": (y, 4), "mesh": mesh(8)},
+            "minibatch": {**batches(4), "mesh": mesh(8)},
+            "minibatch divides": {**batches(12), "mesh": mesh(8)},
+            "two axes": {"args": (y,), "mesh": jax.make_mesh((4, 2), ("data", "model"))},
+            "no mesh": {"args": (y,), "mesh": 8},
+        }  # fmt: skip
     for name, settings in calls.items():
         steps: list[int] = []
         try:

@@ -80,12 +80,14 @@ class _Signs:
             return
 
     def leave(self) -> None:
-        """End the process at once, unless all others have ended this fit."""
+        """End the process, unless all others have ended this fit, too: they may be raising the same error."""
+        until = time.monotonic() + GRACE
         try:
-            ended = all(sign.startswith(("failed", "done")) for sign in self._read().values())
+            while not all(sign.startswith(("failed", "done")) for sign in self._read().values()):
+                if time.monotonic() > until:
+                    _exit()
+                time.sleep(0.2)
         except Exception:  # the process that holds the store is gone
-            ended = False
-        if not ended:
             _exit()
 
     def message(self, what: str, cause: Any = "") -> str:
