@@ -74,8 +74,9 @@ class Variables:
         if len(sites) == 1 and sites[0] is not None and (elements >= 0).all():
             name = sites[0]
             law, index = self.laws[name], elements - self.sight.starts[name]
-            if np.array_equal(index.ravel(), np.arange(math.prod(law.shape))):
-                return law.weights.reshape(label.size, *elements.shape)
+            window = _window(index, law.shape)
+            if window is not None and jnp.shape(law.weights)[1:] == law.shape:
+                return law.weights[(slice(None), *window)].reshape(label.size, *elements.shape)
             return law.weights.reshape(label.size, -1)[:, index]
         first = jnp.zeros((label.size, 1), self.dtype).at[0].set(1.0)  # a position without an element
         columns, index, begin = [first], np.zeros(elements.shape, int), 1
@@ -191,6 +192,19 @@ class Variables:
             if np.any((elements >= start) & (elements < end))
         ]
         return [*found, None] if np.any(elements >= self.elements) else found
+
+
+def _window(index: np.ndarray, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
+    """Return the slices of an array that hold these flat positions in their order; None if no slices do.
+
+    A slice stays on the device that holds its numbers, where a look-up gathers them from all.
+    """
+    if not index.size:
+        return None
+    places = np.unravel_index(index, shape) if shape else ()
+    window = tuple(slice(int(p.min()), int(p.max()) + 1) for p in places)
+    inside = np.arange(math.prod(shape)).reshape(shape)[window]
+    return window if np.array_equal(inside.ravel(), index.ravel()) else None
 
 
 def _twice(labels: Sequence[Label]) -> np.ndarray | None:
