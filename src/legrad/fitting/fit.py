@@ -146,7 +146,7 @@ def fit(
     restarts = 1 if restarts is None else restarts
     rule: Any = AutoStop() if stop == "auto" else stop
     chosen: Any = LocalExpectation() if estimator is None else estimator
-    asks_nothing = all(setting is None for setting in (optimizer, steps, data, checkpoint, callback))
+    asks_nothing = all(setting is None for setting in (optimizer, steps, data, checkpoint, callback, mesh))
     may_climb = asks_nothing and stop in (None, "auto") and chosen != "auto"
     optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
     steps = (_STEPS if rule is None else _STEPS_AUTO) if steps is None else steps
