@@ -163,10 +163,11 @@ def compare(
         raise ValueError(f"draws={draws!r}: a variance needs at least 2")
     if not estimators:
         raise ValueError("there is no estimator to compare: pass a dictionary such as {'LeGrad': LocalExpectation()}")
-    one = {name: jit(gradient(e, model, guide, params, args, dict(kwargs or {}))) for name, e in estimators.items()}
+    plain = {name: gradient(e, model, guide, params, args, dict(kwargs or {})) for name, e in estimators.items()}
+    one = {name: jit(draw) for name, draw in plain.items()}
     found = {
         name: jax.device_get(jit(lambda k, draw=draw: moments(draw, k, draws))(jax.random.fold_in(key, i)))
-        for i, (name, draw) in enumerate(one.items())
+        for i, (name, draw) in enumerate(plain.items())
     }
     seconds = interleaved_seconds({name: partial(draw, key) for name, draw in one.items()})
     noise = _rounding(model, guide, params, args, dict(kwargs or {}), key, next(iter(found.values())).mean)

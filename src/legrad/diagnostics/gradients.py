@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer.elbo import ELBO
 
-from legrad._compat import jit
 from legrad.model.objective import Given, Objective
 from legrad.model.parameters import Parameters
 from legrad.model.problem import Noise
@@ -74,7 +73,7 @@ def rounding(
         score, size = jax.grad(log_q, has_aux=True)(at)
         return jax.tree.map(lambda s: (jnp.finfo(s.dtype).eps * size * s) ** 2, score)
 
-    squares = jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(key, _ROUNDING_DRAWS))
+    squares = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(key, _ROUNDING_DRAWS))
     return jax.tree.map(lambda s: jnp.sqrt(jnp.mean(s, axis=0)), squares)
 
 
