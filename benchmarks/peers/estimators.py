@@ -1,8 +1,8 @@
 """The estimators of the peers table. All are tried on every problem; one that cannot run says why by itself.
 
 LeGrad is the paper's estimator here; `benchmarks/exact` measures exact terms. Ours come from `legrad`, REBAR and
-RELAX from `relaxed.py`, NumPyro's three ELBOs from NumPyro. TraceEnum_ELBO sums over the discrete latents of the guide, and
-needs funsor. Some problems have gradients written by hand.
+RELAX from `relaxed.py`, NumPyro's three ELBOs from NumPyro. TraceEnum_ELBO sums over the discrete latents of the
+guide, and needs funsor. Some problems have gradients written by hand.
 """
 
 from __future__ import annotations
