@@ -103,6 +103,7 @@ def test_pivots_that_do_not_follow_it_are_noticed(mistake, monkeypatch):
 LOCAL = [row for row in ROWS if "local" in row.estimators]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", LOCAL, ids=[row.name for row in LOCAL])
 def test_both_methods_give_the_same_gradient(row, monkeypatch):
     """Pivot by pivot, and in the mean the exact one."""

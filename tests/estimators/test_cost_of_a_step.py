@@ -48,6 +48,7 @@ def topics(words):
             numpyro.sample("w", dist.Categorical(phi[z]), obs=words)
 
 
+@pytest.mark.long
 def test_topics_are_reparameterized():
     words = jnp.asarray(RNG.integers(0, 100, (200, 40)))
     found = legrad.explain(topics, legrad.MeanField(topics), args=(words,)).methods
@@ -86,6 +87,7 @@ def chain(y):
         numpyro.sample(f"y{t}", dist.Normal(2.0 * z, 1.0), obs=y[t])
 
 
+@pytest.mark.long
 def test_programs_grow_linearly_with_their_statements():
     """Twice as many statements take twice as many lines, and not four times."""
 

@@ -63,6 +63,7 @@ def compare(monkeypatch, settings, fraction, params, model, guide, args=()):
         np.testing.assert_allclose(mean[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fraction", "settings"), [(0.5, {}), (1 / 3, {"num_pivots": 2}), (0.2, {"method": "brute"})]
 )

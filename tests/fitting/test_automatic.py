@@ -56,6 +56,7 @@ def inclusion(X, y):
     return share @ np.array(subsets) / share.sum()
 
 
+@pytest.mark.long
 def test_a_mixture_is_summed_and_drawn_back():
     result = legrad.fit(mixture, args=(Y,), key=0)
     assert isinstance(result.problem.model, Marginal)
@@ -103,6 +104,7 @@ def test_a_model_that_is_summed_altogether_is_exact():
         assert abs(np.asarray(draws[f"z{t}"]).mean() - exact) < 5 * np.sqrt(0.25 / 4000)
 
 
+@pytest.mark.long
 def test_spike_and_slab_is_right():
     X = RNG.normal(size=(60, 4))
     y = X @ [1.5, 0.0, 0.3, 0.0] + RNG.normal(size=60)

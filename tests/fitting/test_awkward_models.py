@@ -33,6 +33,7 @@ def exact_means(group, y):
     return np.bincount(group, y) / precision, precision**-0.5
 
 
+@pytest.mark.long
 def test_a_model_may_read_its_arguments():
     result = legrad.fit(of_groups, args=(GROUP, Y), key=0)
     draws = np.asarray(result.sample(1, 4000)["mean"])

@@ -127,6 +127,7 @@ def test_what_no_gaussian_holds_is_flagged():
     assert not result.diagnose(jax.random.key(1)).ok
 
 
+@pytest.mark.long
 def test_what_the_tails_of_the_proposal_do_not_reach_is_refused():
     def spikes():
         numpyro.sample("a", dist.Normal(0.0, 1.0).expand([30]).to_event(1))
@@ -168,6 +169,7 @@ def test_draws_where_the_model_is_not_a_number_have_no_weight():
     assert any("is not a number at" in flag for flag in many.flags)
 
 
+@pytest.mark.long
 def test_float32_written_into_the_model():
     def model(y):
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))

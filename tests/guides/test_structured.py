@@ -120,6 +120,7 @@ def test_a_support_that_depends_on_a_discrete_latent_is_named():
         handlers.seed(legrad.Structured(model), 0)()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("estimator", [legrad.LocalExpectation(), legrad.LocalExpectation(continuous="reparam")])
 def test_the_stochastic_loop_fits_mixed_latents(estimator):
     guide = legrad.Structured(plated)

@@ -99,6 +99,7 @@ def test_the_chi_square_test_tells_right_from_wrong_draws(name):
     assert p_value(rng.choice(len(truth), DRAWS, p=wrong(truth)), truth) < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ROWS)
 def test_probabilities_and_best_assignments_are_exact(name):
     row, n = case(name), 3

@@ -116,6 +116,7 @@ def coupled():
     numpyro.sample("y", dist.Normal(z.sum(), 0.5), obs=2.0)
 
 
+@pytest.mark.long
 def test_fit_climbs_an_exact_objective_without_a_learning_rate():
     guide = legrad.MeanField(coupled)
     settings = {"key": 0, "estimator": legrad.Exact(), "progress": False}

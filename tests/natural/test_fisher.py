@@ -157,6 +157,7 @@ def disagreement(guide: Callable[[], Any], found: GuideMap, u: dict[str, Any], F
     return max(np.abs(F @ x - g).max() / np.abs(g).max(), abs(length / squared - 1), abs(along / squared - 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_natural_gradient_is_that_of_the_exact_fisher(name):
     guide = guide_of(CASES[name].make)
@@ -214,6 +215,7 @@ SATURATED = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("name", SATURATED)
 def test_saturated(name, double):

@@ -40,8 +40,10 @@ class Certain:
         return self.program.is_constant(i) or i in self.truth or i in self.fixed
 
     def _look(self, op: Op) -> None:
-        out = op.outputs[0]
-        if len(op.outputs) > 1 or all(map(self.program.is_constant, op.inputs)):
+        if len(op.outputs) != 1:
+            return
+        (out,) = op.outputs
+        if all(map(self.program.is_constant, op.inputs)):
             return
         truth = self._truth(op)
         if truth is not None and self.program.dtypes[out] == np.dtype(bool):

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -148,7 +149,7 @@ class Variables:
         weights = weights.reshape(*(label.size if i == place else 1 for i in range(lead)), *weights.shape[1:])
         if jnp.issubdtype(values.dtype, jnp.floating):
             weights = weights.astype(values.dtype)
-        total = jnp.sum(weights * values, axis=place)
+        total = self._averaged(weights, values, place, label)
         if self.errors is not None and self.is_continuous(label):
             self.errors.append(rule_error(weights * values, total, place))
         for other in range(lead) if meeting else ():
@@ -160,6 +161,17 @@ class Variables:
             diagonal = jnp.moveaxis(jnp.diagonal(values, axis1=other, axis2=place), -1, other - (place < other))
             total = jnp.where(_aligned(same, own), diagonal, total)
         return total
+
+    def _averaged(self, weights: Any, values: Any, place: int, label: Label) -> Any:
+        """Return Σ w v; of discrete elements as v_0 + Σ w (v − v_0), as the weights add up to one.
+
+        The derivative by a weight then has the digits of the difference, however large the values are.
+        """
+        if self.is_continuous(label) or not jnp.issubdtype(values.dtype, jnp.floating):
+            return jnp.sum(weights * values, axis=place)
+        first = jax.lax.slice_in_dim(values, 0, 1, axis=place)
+        first = jax.lax.stop_gradient(jnp.where(jnp.isfinite(first), first, 0.0))
+        return jnp.squeeze(first, place) + jnp.sum(weights * (values - first), axis=place)
 
     def _check(self, labels: Sequence[Label]) -> None:
         """Raise unless the variables of all labels are independent wherever they are not the same."""

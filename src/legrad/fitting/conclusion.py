@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -60,15 +61,17 @@ def finish(
             words += f"; {result._other_modes_flag()}"
         result = replace(result, status=f"{result.status} ({words})")
     if best not in now.failures and ended != INTERRUPTED:
-        loaded = program.feed.load(max(0, now.at - 1))
-        result = checked(result, comparison, _end(program, now, best)[0], program.keys[best], loaded)
+        at, key = _end(program, now, best)[0], program.keys[best]
+        result = checked(result, comparison, at, key, lambda: program.feed.load(max(0, now.at - 1)))
     judged = bool(now.records)
     if ended or best in now.failures or other_modes or result.quadrature or (judged and not result.converged):
         warn(result.status)
     return result
 
 
-def checked(result: FitResult, comparison: GuideComparison, at: Any, key: jax.Array, loaded: Loaded) -> FitResult:
+def checked(
+    result: FitResult, comparison: GuideComparison, at: Any, key: jax.Array, load: Callable[[], Loaded]
+) -> FitResult:
     """Return a result, with a sentence on the error of its quadrature if that is large.
 
     Args:
@@ -76,10 +79,10 @@ def checked(result: FitResult, comparison: GuideComparison, at: Any, key: jax.Ar
         comparison: compares parameters of the fit.
         at: the unconstrained parameters where it ended.
         key: the random key of the start.
-        loaded: the data.
+        load: a function that reads the data.
     """
     try:
-        quadrature = comparison.quadrature(at, key, loaded)
+        quadrature = comparison.quadrature(at, key, load())
     except Exception as error:  # a check must not lose the result
         quadrature = f"the accuracy of the quadrature could not be checked ({error})"
     if not quadrature:

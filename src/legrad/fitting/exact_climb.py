@@ -179,7 +179,7 @@ def climb(
         result = replace(result, restarts=tuple(results), other_modes=other)
         words = f"the best of {number} starts" + (f"; {result._other_modes_flag()}" if other else "")
         result = replace(result, status=f"{result.status} ({words})")
-    result = checked(result, comparison, climbs.params(ended, best), program.keys[best], program.feed.load(0))
+    result = checked(result, comparison, climbs.params(ended, best), program.keys[best], lambda: program.feed.load(0))
     if not result.converged or result.other_modes or result.quadrature:
         warn(result.status)
     return result
