@@ -94,9 +94,9 @@ def fit(
             tells how several processes fit together.
         estimator: one of legrad's estimators, or any NumPyro ELBO; `LocalExpectation()` if None. "auto" runs a short
             trial of the estimators that suit the guide, and takes the fastest; `result.method` names it.
-        optimizer: an optax optimizer, schedules included. If None, and no `steps` are given either, an ELBO without
-            noise (`result.deterministic`) is climbed by natural steps and L-BFGS, which need no learning rate;
-            otherwise it is `optax.adam(1e-2)`, or `optax.adam(5e-2)` with `stop="auto"`, which reduces the step size
+        optimizer: an optax optimizer, schedules included. If None, and neither `steps` nor `stop` are given, an ELBO
+            without noise (`result.deterministic`) is climbed by natural steps and L-BFGS, which need no learning
+            rate; otherwise it is `optax.adam(1e-2)`, or `optax.adam(5e-2)` with `stop="auto"`, which reduces the step size
             by itself.
         steps: the maximum number of steps; if None, 2,000, or 100,000 with `stop="auto"`.
         stop: "auto" ends the fit when more steps would change nothing, and returns the average of the last iterates;
@@ -146,8 +146,8 @@ def fit(
     restarts = 1 if restarts is None else restarts
     rule: Any = AutoStop() if stop == "auto" else stop
     chosen: Any = LocalExpectation() if estimator is None else estimator
-    asks_nothing = all(setting is None for setting in (optimizer, steps, data, checkpoint, callback, mesh))
-    may_climb = asks_nothing and stop in (None, "auto") and chosen != "auto"
+    of_the_loop = (optimizer, steps, stop, data, checkpoint, callback, mesh)
+    may_climb = all(setting is None for setting in of_the_loop) and chosen != "auto"
     optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
     steps = (_STEPS if rule is None else _STEPS_AUTO) if steps is None else steps
     callbacks = [callback] if callable(callback) else list(callback or ())
