@@ -27,7 +27,7 @@ OTHER = "#7f8c8d"
 ASKED = """
 `make bench` runs LeGrad and its alternatives on the same problems, in one process, with the methods taking turns.
 LeGrad is the paper's estimator here, `LocalExpectation(exact_terms=False)`; by default eight of these eleven problems
-have no noise at all, and are climbed without steps ([solvers.md](solvers.md), [exact_results.md](exact_results.md)).
+have no noise at all, and are climbed without steps ([exact terms](exact_terms.md)).
 *Variance* is that of the gradient in the unconstrained parameters of the guide, a mean over them, at the same
 parameters for all. *ms* is the median time of a gradient inside a compiled loop. *Efficiency* is 1 / (variance ×
 seconds): how fast averaging gradients buys precision. *To the ELBO* is the time of a compiled fit to the ELBO that

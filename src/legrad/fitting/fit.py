@@ -96,8 +96,8 @@ def fit(
             trial of the estimators that suit the guide, and takes the fastest; `result.method` names it.
         optimizer: an optax optimizer, schedules included. If None, and neither `steps` nor `stop` are given, an ELBO
             without noise (`result.deterministic`) is climbed by natural steps and L-BFGS, which need no learning
-            rate; otherwise it is `optax.adam(1e-2)`, or `optax.adam(5e-2)` with `stop="auto"`, which reduces the step size
-            by itself.
+            rate; otherwise it is `optax.adam(1e-2)`, or `optax.adam(5e-2)` with `stop="auto"`, which reduces the
+            step size by itself.
         steps: the maximum number of steps; if None, 2,000, or 100,000 with `stop="auto"`.
         stop: "auto" ends the fit when more steps would change nothing, and returns the average of the last iterates;
             `legrad.AutoStop(...)` does the same with other settings; None takes all steps.
