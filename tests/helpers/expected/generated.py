@@ -13,7 +13,9 @@ from expected.case import Builder, Case
 
 FAMILIES = discrete_terms.FAMILIES | normal_terms.FAMILIES | mixed_terms.FAMILIES
 NUMBER = 300
-NAMES = [f"{family}-{seed}" for seed in range(NUMBER) for family in FAMILIES][:NUMBER]
+TOO_LARGE = {"counts_and_rates-3"}  # for the dense sum that it would be compared with
+NAMES = [name for seed in range(NUMBER) for family in FAMILIES if (name := f"{family}-{seed}") not in TOO_LARGE]
+NAMES = NAMES[:NUMBER]
 FEW = [f"{family}-0" for family in FAMILIES][::3]
 SMALL = 60_000  # points, for a program of two families
 
