@@ -158,9 +158,7 @@ def test_a_step_gathers_neither_data_nor_members(tmp_path):
         for shape in shared.get(name, []):
             reduced = [shapes for kind, shapes in collectives if kind == "all-reduce" and shape in shapes]
             assert len(reduced) <= 2, (name, shape, reduced)  # the gradient, and the terms of changed latents
-        if name == "sbn" and label.endswith(
-            "False"
-        ):  # one sum for all parameters; exact terms add up the model's apart
+        if name == "sbn" and label.endswith("False"):  # exact terms add up the model's parameters apart
             assert len([s for k, s in collectives if k == "all-reduce" and "f64[3,6]" in s and "f64[6,3]" in s]) == 1
 
 
