@@ -66,6 +66,12 @@ def normalized(on, c):
 
 
 @switches
+def normalized_by_member(on, c):
+    """The mask swallows all of a row, so that the row less its maximum is exactly 0."""
+    return log_softmax(mask(on, c)[:, None] + LL.T.astype(c.dtype), axis=1)[:, 0]
+
+
+@switches
 def soft_weights(on, c):
     return softmax(mask(on, c) + LL.astype(c.dtype), axis=1) @ V[:, 0].astype(c.dtype)
 

@@ -100,13 +100,28 @@ def neg(step: Step) -> list[Change | None]:
     return _sum(step, _negated(step.pieces(step.operands[0])))
 
 
+def _meets_values(step: Step) -> bool:
+    """Return whether a sum is used as a value, and one of two changes that make it is known as values alone.
+
+    The sum is then evaluated anyway. Its difference must be that of the same values: for r − max(r), which a mask of
+    −1e30 makes exactly 0, the difference of r less that of its maximum would still hold what the mask has swallowed.
+    """
+    changes = [x.change for x in step.changing()]
+    met = len(changes) > 1 and any(isinstance(change, New) for change in changes)
+    return met and step.need.value and step.values_known() and jnp.issubdtype(step.results[0].dtype, jnp.floating)
+
+
 def add(step: Step) -> list[Change | None]:
     """Compute x + y."""
+    if _meets_values(step):
+        return nonlinear(step)
     return _sum(step, [p for x in step.changing() for p in step.pieces(x)])
 
 
 def sub(step: Step) -> list[Change | None]:
     """Compute x - y."""
+    if _meets_values(step):
+        return nonlinear(step)
     x, y = step.operands
     left = [] if x.change is None else list(step.pieces(x))
     right = [] if y.change is None else _negated(step.pieces(y))
