@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.diagnostics.replay import user_model
 from legrad.estimators.base import draws
 from legrad.fitting.compiled_loop import CompiledLoop

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +14,32 @@ import numpy as np
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
+from legrad._compat import Tracer
+from legrad._compiled import outcome
+from legrad.model.arrays import split_arrays
 from legrad.model.log_density import LogDensity
 from legrad.model.threads import one_at_a_time
 
 Params = dict[str, Any]
 
 
+@runtime_checkable
+class SetUp(Protocol):
+    """A guide that looks at its model at its first call, and can be told to do so before."""
+
+    def set_up(self, *args: Any, **kwargs: Any) -> None:
+        """Look at the model with these arguments."""
+        ...
+
+
 class Parameters:
     """The parameters that `numpyro.param` statements of model and guide declare.
+
+    Attributes:
+        transforms: the map from unconstrained to constrained values of each parameter.
+        initial: the initial values, constrained.
+        start: the same, unconstrained.
+        of_model: the names of those that the model declares, whether the guide does or not.
 
     Args:
         model: the model (or `legrad.log_density`).
@@ -51,6 +71,7 @@ class Parameters:
             )
         if not sites:
             raise ValueError("neither model nor guide has a numpyro.param: there is nothing to optimize")
+        self.of_model = frozenset(name for name, site in sites.items() if site.get("of_model"))
         self.transforms = {
             name: biject_to(site["kwargs"].get("constraint", constraints.real)) for name, site in sites.items()
         }
@@ -60,7 +81,8 @@ class Parameters:
                     raise TypeError(f"parameter '{name}' is {jnp.result_type(leaf)}: start it with a float")
         self.initial: Params = {name: _strong(site["value"]) for name, site in sites.items()}
         _check_finite(self.initial)
-        for name, value in self.unconstrain(self.initial).items():
+        self.start = self.unconstrain(self.initial)
+        for name, value in self.start.items():
             if any(_not_finite(leaf) for leaf in jax.tree.leaves(value)):
                 constraint = sites[name]["kwargs"].get("constraint", constraints.real)
                 raise ValueError(
@@ -80,6 +102,9 @@ class Parameters:
 _SHARED = ("param", "sample", "plate")
 
 
+_PLAIN = (FunctionType, MethodType)
+
+
 @one_at_a_time
 def declared(
     model: Callable[..., Any] | None,
@@ -89,7 +114,46 @@ def declared(
     key: jax.Array,
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the sites of the `numpyro.param` statements of guide and model, by name; the model may be None."""
+    """Return the sites of the `numpyro.param` statements of guide and model, by name; the model may be None.
+
+    Functions are traced, and only what the initial values take is computed. Guides that keep what they found at their
+    first call are run.
+    """
+    run = partial(_declared, model, guide)
+    whole = isinstance(guide, SetUp)
+    if whole:
+        guide.set_up(*args, **kwargs)
+    if not (whole or isinstance(guide, _PLAIN)) or not (model is None or isinstance(model, (*_PLAIN, LogDensity))):
+        return run(args, kwargs, key, given)
+    arrays, rebuild = split_arrays((args, dict(kwargs)))
+    sites: dict[str, Any] = {}
+
+    def values(key: jax.Array, arrays: list[Any], given: Any) -> dict[str, Any]:
+        sites.update(run(*rebuild(arrays), key, given))
+        return {name: (site["value"], site["kwargs"].get("constraint", ())) for name, site in sites.items()}
+
+    try:
+        found = outcome(values, key, arrays, dict(given))
+    except Exception:  # a program that reads the numbers of its arguments
+        return run(args, kwargs, key, given)
+
+    def untraced(site: Mapping[str, Any], value: Any, constraint: Any) -> dict[str, Any]:
+        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(site["kwargs"].get("constraint", ())))
+        settings = {"constraint": constraint} if traced else {}
+        return dict(site) | {"value": value, "kwargs": site["kwargs"] | settings}
+
+    return {name: untraced(site, *found[name]) for name, site in sites.items()}
+
+
+@one_at_a_time
+def _declared(
+    model: Callable[..., Any] | None,
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    key: jax.Array,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
     of_guide, of_model = jax.random.split(key)
     with handlers.seed(rng_seed=of_guide), handlers.trace() as trace, handlers.substitute(data=given):
         guide(*args, **kwargs)
@@ -99,7 +163,9 @@ def declared(
     data = {name: site["value"] for name, site in trace.items() if site["type"] in _SHARED} | dict(given)
     with handlers.seed(rng_seed=of_model), handlers.trace() as trace, handlers.substitute(data=data):
         model(*args, **kwargs)
-    return _params(trace) | sites
+    of_model = _params(trace)
+    marked = {name: site | {"of_model": name in of_model} for name, site in sites.items()}
+    return {name: site | {"of_model": True} for name, site in of_model.items()} | marked
 
 
 def require_same(
@@ -159,9 +225,16 @@ def _check_finite(params: Mapping[str, Any]) -> None:
 
 def _not_finite(leaf: Any) -> int:
     """Count the values that are not finite; an array that is spread over processes is counted by all of them."""
-    return int(jnp.sum(~jnp.isfinite(leaf)) if isinstance(leaf, jax.Array) else np.sum(~np.isfinite(leaf)))
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return int(jnp.sum(~jnp.isfinite(leaf)))
+    return int(np.sum(~np.isfinite(np.asarray(leaf))))
 
 
 def _strong(tree: Any) -> Any:
     """Return arrays with a definite type, so that a compiled step keeps the types it was given."""
-    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), tree)
+
+    def strong(x: Any) -> Any:
+        kept = isinstance(x, jax.Array) and not x.aval.weak_type
+        return x if kept else jax.lax.convert_element_type(x, jnp.result_type(x))
+
+    return jax.tree.map(strong, tree)
