@@ -21,9 +21,9 @@ gradient, as the others take Adam with theirs, and the ELBO is a mean of 100 dra
 Seconds, and in brackets steps, to 99% and to 99.9% of the way from the start to the best ELBO that any method found.
 All start at the same parameters; the ELBO is evaluated exactly, off the clock; compilation is apart. Adam has the
 best of three rates (0.01, 0.05, 0.2; for the nets 0.001, 0.003, 0.01) for the problem, which a user would have to
-find. A step of L-BFGS or trust-ncg may take several gradients. A dash: not in 4,000 steps and 20 times legrad's
-seconds (two seconds at least). NumPyro's `TraceEnum_ELBO` is tried on the mixture alone; elsewhere it takes minutes
-to compile.
+find. A step of L-BFGS or trust-ncg may take several gradients. A dash: not in 4,000 steps, nor in 20 times legrad's
+seconds, of which there are one at least and ten at most. NumPyro's `TraceEnum_ELBO` is tried on the mixture alone;
+elsewhere it takes minutes to compile.
 `make bench-solvers` makes this page.
 """
 

@@ -33,14 +33,9 @@ def test_the_same_program_is_compiled_once():
 
 
 def test_a_number_that_the_function_closes_over_makes_another_program():
-    x, c = jnp.arange(7.0), {"c": 2.0}
-
-    def f(x):
-        return jnp.cos(x) * c["c"]
-
-    np.testing.assert_allclose(jit(f)(x), 2 * jnp.cos(x), rtol=1e-6)
-    c["c"] = 3.0
-    np.testing.assert_allclose(jit(f)(x), 3 * jnp.cos(x), rtol=1e-6)
+    x = jnp.arange(7.0)
+    for c in (2.0, 3.0, np.full(7, 2.0), np.full(7, 3.0)):
+        np.testing.assert_allclose(jit(lambda x, c=c: jnp.cos(x) * c)(x), c * np.cos(x), rtol=1e-6)
 
 
 def test_results_have_the_names_and_types_of_their_own_function():

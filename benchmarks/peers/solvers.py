@@ -16,13 +16,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import continuous
 import discrete
 import jax
+import jax.numpy as jnp
 import networks
 import numpy as np
 import numpyro
@@ -67,6 +67,7 @@ DRAWS = 30  # that are fixed
 RATES, NET_RATES = (0.01, 0.05, 0.2), (0.001, 0.003, 0.01)
 ELBO_DRAWS = 100  # of a belief net's ELBO
 EVALUATIONS = 400  # of L-BFGS
+MOST_SECONDS = 10.0  # of each method and rate
 LOOKS = 60  # of the ELBO, spread evenly over the logarithm of the steps
 
 
@@ -99,19 +100,30 @@ def looks(most: int) -> Iterator[int]:
     return iter(sorted({max(1, round(most ** (k / LOOKS))) for k in range(LOOKS + 1)}))
 
 
-def stepped(peer: Peer, method: Method, rate: float, elbo: Callable[[Any], float], most: int, seconds: float) -> Way:
-    """Steps of Adam, until they are all taken or the time is over."""
-    fit = (Theirs if method.numpyro else Ours)(replace(peer, rate=rate), method, most)
-    fit.advance(fit.start, 1)  # compiles
-    state, done, took, rows = fit.start, 0, 0.0, []
-    for step in looks(most):
-        begun = time.perf_counter()
-        state = fit.advance(state, step - done)
-        took, done = took + time.perf_counter() - begun, step
-        rows.append((took, done, elbo(fit.params(state))))
-        if took > seconds or not math.isfinite(rows[-1][2]):
-            break
-    return Way(rows)
+class Adam:
+    """Adam on one method: a program that takes its rate as an argument, so that it is compiled once."""
+
+    def __init__(self, peer: Peer, method: Method, most: int) -> None:
+        optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.01)
+        self.fit = (Theirs if method.numpyro else Ours)(peer, method, most, optimizer)
+        self.most = most
+        self.fit.advance(self.fit.start, 1)  # compiles
+
+    def climb(self, rate: float, elbo: Callable[[Any], float], seconds: float) -> Way:
+        """Take steps until they are all taken or the time is over."""
+
+        def with_rate(path: Any, leaf: Any) -> Any:
+            return jnp.asarray(rate, leaf.dtype) if "learning_rate" in jax.tree_util.keystr(path) else leaf
+
+        state, done, took, rows = jax.tree_util.tree_map_with_path(with_rate, self.fit.start), 0, 0.0, []
+        for step in looks(self.most):
+            begun = time.perf_counter()
+            state = self.fit.advance(state, step - done)
+            took, done = took + time.perf_counter() - begun, step
+            rows.append((took, done, elbo(self.fit.params(state))))
+            if took > seconds or not math.isfinite(rows[-1][2]):
+                break
+        return Way(rows)
 
 
 def by_lbfgs(loss: Callable[[Any], jax.Array], start: Any, elbo: Callable[[Any], float], seconds: float) -> Way:
@@ -205,7 +217,7 @@ def race(name: str, small: bool, seconds: float, tell: Callable[[str], None]) ->
 
         tell(f"{name}: {CLIMB}")
         ways[CLIMB] = climbed(peer)
-        limit = max(seconds, 20 * ways[CLIMB].rows[-1][0])
+        limit = min(max(seconds, 20 * ways[CLIMB].rows[-1][0]), MOST_SECONDS)
         tell(f"{name}: L-BFGS")
         ways[EXACT_LBFGS] = by_lbfgs(loss, start, elbo, limit)
     begin = elbo(start)
@@ -239,14 +251,13 @@ def race(name: str, small: bool, seconds: float, tell: Callable[[str], None]) ->
     best_of: dict[str, float] = {}
     runs: dict[str, dict[float, Way]] = {}
     for method_name, method in stochastic.items():
-        for rate in NET_RATES if name in NETS else RATES:
-            tell(f"{name}: {method_name}, {rate}")
-            try:
-                way = stepped(peer, method, rate, elbo_at, 4000, limit)
-            except Exception as error:  # a rival that cannot run is left out, with its reason
-                tell(f"{name}: {method_name} cannot run: {sentence(error)}")
-                break
-            runs.setdefault(method_name, {})[rate] = way
+        tell(f"{name}: {method_name}")
+        try:
+            adam = Adam(peer, method, 4000)
+            rates = NET_RATES if name in NETS else RATES
+            runs[method_name] = {rate: adam.climb(rate, elbo_at, limit) for rate in rates}
+        except Exception as error:  # a rival that cannot run is left out, with its reason
+            tell(f"{name}: {method_name} cannot run: {sentence(error)}")
     everything = [*ways.values(), *(way for by_rate in runs.values() for way in by_rate.values())]
     best = max(elbo for way in everything for *_, elbo in way.rows if math.isfinite(elbo))
     target = {share: begin + share * (best - begin) for share in (0.99, 0.999)}
@@ -273,7 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[*PROBLEMS, *NETS])
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each method and rate, at the least")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each method and rate, at the least")
     parser.add_argument("--out", type=Path, default=Path("docs/results/solvers.json"))
     options = parser.parse_args()
     found = json.loads(options.out.read_text()) if options.out.exists() else {}

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from legrad import _compat
@@ -140,12 +139,12 @@ def outcome(f: Callable[..., Any], *args: Any) -> Any:
     closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
     structure = jax.tree.structure(shapes)
     jaxpr, takes = _compat.only_for(range(structure.num_leaves), closed)
-    given = [jnp.asarray(x) for x, taken in zip(leaves, takes, strict=True) if taken]
+    given = [jax.device_put(x) for x, taken in zip(leaves, takes, strict=True) if taken]
     if jaxpr.eqns:
         results = jit_once(lambda *given: jax.core.eval_jaxpr(jaxpr, closed.consts, *given))(*given)
     else:
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *given], strict=True))
         results = [
-            jnp.asarray(_compat.literal(x)) if isinstance(x, _compat.Literal) else known[x] for x in jaxpr.outvars
+            jax.device_put(_compat.literal(x)) if isinstance(x, _compat.Literal) else known[x] for x in jaxpr.outvars
         ]
     return jax.tree.unflatten(structure, results)

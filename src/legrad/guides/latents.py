@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from legrad._compiled import jit
+from legrad._compiled import jit_once
 from legrad.distributions.unwrap import unwrap
 from legrad.model.prior_draw import prior_draw
 
@@ -101,7 +101,7 @@ def prior_draws(
 
     # With traced arguments a compiled draw would be traced as a whole; op by op, only what depends on them is.
     if compiled:
-        found, names = jax.device_get(jit(lambda seed: _all_draws(draw, seed))(0))
+        found, names = jax.device_get(jit_once(lambda seed: _all_draws(draw, seed))(0))
         return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(_PRIOR_DRAWS)], names
     draws, names = zip(*(draw(key) for key in jax.random.split(jax.random.key(0), _PRIOR_DRAWS)), strict=True)
     if len({tuple(site.name for site in draw) for draw in draws}) > 1:

@@ -116,8 +116,8 @@ def declared(
 ) -> dict[str, Any]:
     """Return the sites of the `numpyro.param` statements of guide and model, by name; the model may be None.
 
-    Functions are traced, and only what the initial values take is computed. Guides that keep what they found at their
-    first call are run.
+    Functions are traced, and run as one program; where a distribution's parameters are not what they should be, they
+    are run, so that NumPyro raises. So are guides that keep what they found at their first call.
     """
     run = partial(_declared, model, guide)
     whole = isinstance(guide, SetUp)
@@ -128,13 +128,16 @@ def declared(
     arrays, rebuild = split_arrays((args, dict(kwargs)))
     sites: dict[str, Any] = {}
 
-    def values(key: jax.Array, arrays: list[Any], given: Any) -> dict[str, Any]:
-        sites.update(run(*rebuild(arrays), key, given))
-        return {name: (site["value"], site["kwargs"].get("constraint", ())) for name, site in sites.items()}
+    def values(key: jax.Array, arrays: list[Any], given: Any) -> tuple[dict[str, Any], list[jax.Array]]:
+        valid: list[jax.Array] = []
+        sites.update(run(*rebuild(arrays), key, given, valid))
+        return {n: (site["value"], site["kwargs"].get("constraint", ())) for n, site in sites.items()}, valid
 
     try:
-        found = outcome(values, key, arrays, dict(given))
+        found, valid = outcome(values, key, arrays, dict(given))
     except Exception:  # a program that reads the numbers of its arguments
+        return run(args, kwargs, key, given)
+    if not all(jax.device_get(valid)):
         return run(args, kwargs, key, given)
 
     def untraced(site: Mapping[str, Any], value: Any, constraint: Any) -> dict[str, Any]:
@@ -153,19 +156,38 @@ def _declared(
     kwargs: Mapping[str, Any],
     key: jax.Array,
     given: Mapping[str, Any],
+    valid: list[jax.Array] | None = None,
 ) -> dict[str, Any]:
+    """Do the same now; where a program is traced, also list whether the parameters of distributions are valid."""
     of_guide, of_model = jax.random.split(key)
     with handlers.seed(rng_seed=of_guide), handlers.trace() as trace, handlers.substitute(data=given):
         guide(*args, **kwargs)
+    if valid is not None:
+        valid += _valid(trace)
     sites = _params(trace)
     if model is None or isinstance(model, LogDensity):
         return sites
     data = {name: site["value"] for name, site in trace.items() if site["type"] in _SHARED} | dict(given)
     with handlers.seed(rng_seed=of_model), handlers.trace() as trace, handlers.substitute(data=data):
         model(*args, **kwargs)
+    if valid is not None:
+        valid += _valid(trace)
     of_model = _params(trace)
     marked = {name: site | {"of_model": name in of_model} for name, site in sites.items()}
     return {name: site | {"of_model": True} for name, site in of_model.items()} | marked
+
+
+def _valid(trace: Mapping[str, Any]) -> list[jax.Array]:
+    """Return, as NumPyro asks of distributions that have numbers, whether parameters are inside their constraints."""
+    found = []
+    for site in trace.values():
+        d = site["fn"] if site["type"] == "sample" else None
+        while d is not None:
+            for name, constraint in d.arg_constraints.items() if getattr(d, "_validate_args", False) else ():
+                if not constraints.is_dependent(constraint) and name in d.__dict__:
+                    found.append(jnp.all(constraint(getattr(d, name))))
+            d = getattr(d, "base_dist", None)
+    return found
 
 
 def require_same(
