@@ -19,7 +19,7 @@ import numpyro
 from numpyro import handlers
 from tqdm.auto import tqdm
 
-from legrad._compiled import jit
+from legrad._compiled import jit_once
 from legrad.estimators import Exact, LocalExpectation
 from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.conclusion import checked
@@ -105,7 +105,7 @@ class ExactClimb:
 
     def __init__(self, program: CompiledLoop, starts: Sequence[dict[str, Any]]) -> None:
         self.program, self.starts = program, [jax.tree.map(np.asarray, start) for start in starts]
-        self._go_on = jit(self._go_on_all)
+        self._go_on = jit_once(self._go_on_all)  # a climb has few steps
 
     def run(self, seconds: float, bar: tqdm) -> tuple[Climbed, float]:
         """Climb from all starts; return where they ended, and the seconds that this took after compiling."""

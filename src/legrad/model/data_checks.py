@@ -97,9 +97,11 @@ def _observed(
     arrays, rebuild = split_arrays((args, dict(kwargs)))
     kinds: dict[str, tuple[Any, str]] = {}
 
-    def numbers(arrays: list[Any]) -> dict[str, tuple[Any, ...]]:
-        found = {}
-        for name, site in _run(model, *rebuild(arrays), seed).items():
+    def numbers(arrays: list[Any], seed: Any) -> dict[str, tuple[Any, ...]]:
+        key, found = jax.random.key(seed), {}
+        with jax.ensure_compile_time_eval():  # a model may keep what does not depend on its arguments
+            sites = _run(model, *rebuild(arrays), key)
+        for name, site in sites.items():
             if site["is_observed"]:
                 support = _support(site)
                 low, high = (getattr(support, f"{side}_bound", None) for side in ("lower", "upper"))
@@ -112,7 +114,7 @@ def _observed(
     found: dict[str, tuple[Any, ...]] = {}
     for how in (partial(outcome, numbers), numbers):
         with suppress(Exception):  # whatever a model raises: the fit will raise it again
-            found = jax.device_get(how(arrays))
+            found = jax.device_get(how(arrays, seed))
             break
     return {name: _Seen(*found[name], *kinds[name]) for name in found}
 
@@ -121,12 +123,12 @@ def _observed(
 def _sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return the sample sites at a draw of the prior; none if the model does not run."""
     with suppress(Exception):
-        return _run(model, args, kwargs, seed)
+        return _run(model, args, kwargs, jax.random.key(seed))
     return {}
 
 
-def _run(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    seeded = handlers.substitute(handlers.seed(model, seed), substitute_fn=prior_draw)
+def _run(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any) -> dict[str, Any]:
+    seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=prior_draw)
     with handlers.block(), numpyro.validation_enabled(False):
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
     return dict(sample_sites(trace))

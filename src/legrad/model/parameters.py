@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
-from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
-from legrad._compat import Tracer
+from legrad._compat import Tracer, is_outside
 from legrad._compiled import outcome
 from legrad.model.arrays import split_arrays
 from legrad.model.log_density import LogDensity
@@ -100,9 +100,7 @@ class Parameters:
 
 
 _SHARED = ("param", "sample", "plate")
-
-
-_PLAIN = (FunctionType, MethodType)
+_FUNCTIONS = (FunctionType, MethodType)
 
 
 @one_at_a_time
@@ -116,65 +114,76 @@ def declared(
 ) -> dict[str, Any]:
     """Return the sites of the `numpyro.param` statements of guide and model, by name; the model may be None.
 
-    Functions are traced, and run as one program; where a distribution's parameters are not what they should be, they
-    are run, so that NumPyro raises. So are guides that keep what they found at their first call.
+    A model that is a function is traced and runs as one program, and so does a guide that can be set up before. All
+    others are run operation by operation: they may keep what they find at their first call. So is what cannot be
+    traced, and what has distributions with parameters that NumPyro refuses, and names.
     """
-    run = partial(_declared, model, guide)
-    whole = isinstance(guide, SetUp)
-    if whole:
+    if isinstance(guide, SetUp):
         guide.set_up(*args, **kwargs)
-    if not (whole or isinstance(guide, _PLAIN)) or not (model is None or isinstance(model, (*_PLAIN, LogDensity))):
-        return run(args, kwargs, key, given)
-    arrays, rebuild = split_arrays((args, dict(kwargs)))
-    sites: dict[str, Any] = {}
-
-    def values(key: jax.Array, arrays: list[Any], given: Any) -> tuple[dict[str, Any], list[jax.Array]]:
-        valid: list[jax.Array] = []
-        sites.update(run(*rebuild(arrays), key, given, valid))
-        return {n: (site["value"], site["kwargs"].get("constraint", ())) for n, site in sites.items()}, valid
-
-    try:
-        found, valid = outcome(values, key, arrays, dict(given))
-    except Exception:  # a program that reads the numbers of its arguments
-        return run(args, kwargs, key, given)
-    if not all(jax.device_get(valid)):
-        return run(args, kwargs, key, given)
-
-    def untraced(site: Mapping[str, Any], value: Any, constraint: Any) -> dict[str, Any]:
-        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(site["kwargs"].get("constraint", ())))
-        settings = {"constraint": constraint} if traced else {}
-        return dict(site) | {"value": value, "kwargs": site["kwargs"] | settings}
-
-    return {name: untraced(site, *found[name]) for name, site in sites.items()}
+    if is_outside() and isinstance(model, _FUNCTIONS):
+        with suppress(Exception):
+            found = _in_one_program(model, guide, args, kwargs, key, given)
+            if found is not None:
+                return found
+    of_guide, of_model = jax.random.split(key)
+    trace = _run(guide, args, kwargs, of_guide, given)
+    if model is None or isinstance(model, LogDensity):
+        return _params(trace)
+    return _joined(trace, _run(model, args, kwargs, of_model, _values(trace) | dict(given)))
 
 
-@one_at_a_time
-def _declared(
-    model: Callable[..., Any] | None,
+def _in_one_program(
+    model: Callable[..., Any],
     guide: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     key: jax.Array,
     given: Mapping[str, Any],
-    valid: list[jax.Array] | None = None,
+) -> dict[str, Any] | None:
+    """Return the sites; None if a distribution's parameters are outside their constraints."""
+    before = None if isinstance(guide, SetUp) else _run(guide, args, kwargs, jax.random.split(key)[0], given)
+    arrays, rebuild = split_arrays((args, dict(kwargs)))
+    sites: dict[str, Any] = {}
+
+    def program(arrays: list[Any], key: Any, given: Any, shared: Any) -> tuple[dict[str, Any], list[jax.Array]]:
+        (args, kwargs), keys = rebuild(arrays), jax.random.split(key)
+        trace = _run(guide, args, kwargs, keys[0], given) if before is None else before
+        values = _values(trace) if before is None else shared
+        with jax.ensure_compile_time_eval():  # a model may keep what does not depend on its arguments
+            of_model = _run(model, args, kwargs, keys[1], values | given)
+        sites.update(_joined(trace, of_model))
+        made = {n: site for n, site in sites.items() if before is None or before.get(n) is None}
+        valid = [*_valid(of_model), *([] if before is not None else _valid(trace))]
+        return {n: (site["value"], site["kwargs"].get("constraint", ())) for n, site in made.items()}, valid
+
+    shared = {} if before is None else _values(before)
+    found, valid = outcome(program, arrays, key, dict(given), shared)
+    if not all(jax.device_get(valid)):
+        return None
+    for name, (value, constraint) in found.items():
+        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(sites[name]["kwargs"].get("constraint", ())))
+        settings = sites[name]["kwargs"] | ({"constraint": constraint} if traced else {})
+        sites[name] = sites[name] | {"value": value, "kwargs": settings}
+    return sites
+
+
+def _run(
+    program: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: jax.Array, data: Any
 ) -> dict[str, Any]:
-    """Do the same now; where a program is traced, also list whether the parameters of distributions are valid."""
-    of_guide, of_model = jax.random.split(key)
-    with handlers.seed(rng_seed=of_guide), handlers.trace() as trace, handlers.substitute(data=given):
-        guide(*args, **kwargs)
-    if valid is not None:
-        valid += _valid(trace)
-    sites = _params(trace)
-    if model is None or isinstance(model, LogDensity):
-        return sites
-    data = {name: site["value"] for name, site in trace.items() if site["type"] in _SHARED} | dict(given)
-    with handlers.seed(rng_seed=of_model), handlers.trace() as trace, handlers.substitute(data=data):
-        model(*args, **kwargs)
-    if valid is not None:
-        valid += _valid(trace)
-    of_model = _params(trace)
-    marked = {name: site | {"of_model": name in of_model} for name, site in sites.items()}
-    return {name: site | {"of_model": True} for name, site in of_model.items()} | marked
+    with handlers.seed(rng_seed=key), handlers.trace() as trace, handlers.substitute(data=data):
+        program(*args, **kwargs)
+    return trace
+
+
+def _values(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a model takes from a guide."""
+    return {name: site["value"] for name, site in trace.items() if site["type"] in _SHARED}
+
+
+def _joined(guide: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of guide and model, and mark those of the model."""
+    of_guide, of_model = _params(guide), _params(model)
+    return {name: site | {"of_model": name in of_model} for name, site in (of_model | of_guide).items()}
 
 
 def _valid(trace: Mapping[str, Any]) -> list[jax.Array]:
@@ -184,8 +193,9 @@ def _valid(trace: Mapping[str, Any]) -> list[jax.Array]:
         d = site["fn"] if site["type"] == "sample" else None
         while d is not None:
             for name, constraint in d.arg_constraints.items() if getattr(d, "_validate_args", False) else ():
-                if not constraints.is_dependent(constraint) and name in d.__dict__:
-                    found.append(jnp.all(constraint(getattr(d, name))))
+                value = d.__dict__.get(name)
+                if isinstance(value, Tracer) and not constraints.is_dependent(constraint):  # all others were checked
+                    found.append(jnp.all(constraint(value)))
             d = getattr(d, "base_dist", None)
     return found
 
