@@ -194,3 +194,16 @@ def test_components_that_begin_alike_do_not_stay_alike():
     result = legrad.fit(model, guide, key=0, estimator=legrad.Exact(), progress=False)
     p = np.asarray(jax.nn.sigmoid(result.params["l"]))
     assert abs(p[0] - p[1]) < 0.05 < 0.9 < abs(p[0] - p[2])
+
+
+def test_what_the_guide_does_not_see_keeps_its_gradient():
+    """Along (1, −1) the scale exp(s + w) stays the same, but a model that has s, too, does not."""
+
+    def guide():
+        s, w = numpyro.param("s", 0.0), numpyro.param("w", 0.0)
+        numpyro.sample("x", dist.Normal(0.0, jnp.exp(s + w)))
+
+    start = {"s": jnp.zeros(()), "w": jnp.zeros(())}
+    step = Metric(GuideMap(guide, (), {}), start).solve(start, {"s": jnp.ones(()), "w": -jnp.ones(())}).step
+    assert step["s"] > 0.1
+    assert step["w"] == pytest.approx(-step["s"])
