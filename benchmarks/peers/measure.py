@@ -17,7 +17,7 @@ import numpy as np
 from estimators import Method
 from row import Peer
 
-from legrad import _compat
+from legrad._compiled import jit
 from legrad.diagnostics.gradients import gradient_at
 from legrad.diagnostics.timing import interleaved_seconds
 from legrad.model.arrays import split_arrays
@@ -63,7 +63,7 @@ class Gradients:
 
         begun = time.perf_counter()
         self.key, self.rate = jax.random.key(3), jnp.zeros(())
-        self._run = _compat.jit(run).lower(self.at, self.key, 1, self.rate, self.arrays).compile()
+        self._run = jit(run).lower(self.at, self.key, 1, self.rate, self.arrays).compile()
         self.compiled = time.perf_counter() - begun
         self.temporaries = int(self._run.memory_analysis().temp_size_in_bytes)
 

@@ -45,9 +45,9 @@ class Finish(NamedTuple):
 class Ours:
     """The compiled loop of `legrad.fit`; `room` is the most steps that there may be."""
 
-    def __init__(self, peer: Peer, method: Method, room: int) -> None:
+    def __init__(self, peer: Peer, method: Method, room: int, optimizer: Any = None) -> None:
         self.parameters = Parameters(method.model, method.guide, peer.args, {}, jax.random.key(KEY))
-        self.feed, adam = Feed(peer.args, {}, None, 0), optax.adam(peer.rate)
+        self.feed, adam = Feed(peer.args, {}, None, 0), optimizer or optax.adam(peer.rate)
         key = jax.random.key(KEY)[None]
         self.program = CompiledLoop(
             method.model, method.guide, self.parameters, method.estimator, adam, self.feed, key
@@ -66,8 +66,8 @@ class Ours:
 class Theirs:
     """NumPyro's SVI."""
 
-    def __init__(self, peer: Peer, method: Method, room: int) -> None:
-        svi = SVI(method.model, method.guide, optax.adam(peer.rate), method.estimator)
+    def __init__(self, peer: Peer, method: Method, room: int, optimizer: Any = None) -> None:
+        svi = SVI(method.model, method.guide, optimizer or optax.adam(peer.rate), method.estimator)
         self.start, self.args, self.params = svi.init(jax.random.key(KEY), *peer.args), peer.args, svi.get_params
 
         @jax.jit

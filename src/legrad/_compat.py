@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax._src import source_info_util
+from jax._src import config, core, source_info_util
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax.extend import core as jex
 
@@ -98,41 +98,29 @@ def coordination_client() -> Any:
     return import_module("jax._src.distributed").global_state.client
 
 
-_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-_PLAIN_LOOPS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-_SMALL = 100_000  # numbers among the arguments: for a larger program run time matters more than compile time
+def lowered_text(lowered: Any) -> str | None:
+    """Return all that the compiler will see of a lowered program; None if there is more than the text says.
 
-
-@cache
-def _options() -> dict[str, Any] | None:
-    """Return compiler options for CPU, if this version of XLA knows them.
-
-    With JAX 0.10 a sum over the first axis of an (8, 10⁶) array takes forty times as long in YNNPACK as in a plain
-    loop, and XLA hands sums and what surrounds them to YNNPACK.
+    That is so for arrays that are handed to it behind the arguments, and for functions that it calls on the host,
+    which the text knows by their number alone.
     """
-    if jax.default_backend() != "cpu":
+    inner = getattr(lowered, "_lowering", None)
+    if inner is None or getattr(inner, "const_args", True) or inner.compile_args.get("host_callbacks", True):
         return None
-    try:
-        jax.jit(lambda x: x, compiler_options=_PLAIN_LOOPS).lower(0.0).compile()
-    except Exception:  # XLA's error type for an unknown option differs between versions
+    if inner.compile_args.get("keepalive") or inner.compile_args.get("unordered_effects"):
         return None
-    return _PLAIN_LOOPS
+    text = str(lowered.as_text())
+    return None if "callback" in text else text
 
 
-def jit(f: Callable[..., Any]) -> Any:
-    """Apply `jax.jit` with the compiler options that suit the programs of this package."""
-    return jax.jit(f, compiler_options=_options())
+def surroundings() -> Any:
+    """Return the settings of JAX that a traced program depends on."""
+    return config.trace_context()
 
 
-def jit_once(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply `jit` to a program that runs once: a small program is compiled for compile time, not for run time."""
-
-    def run(*args: Any) -> Any:
-        small = sum(np.size(leaf) for leaf in jax.tree.leaves(args)) < _SMALL
-        quick = _QUICK if small and jax.default_backend() == "cpu" else {}
-        return jax.jit(f, compiler_options={**quick, **(_options() or {})} or None)(*args)
-
-    return run
+def is_outside() -> bool:
+    """Whether no program is being traced now."""
+    return bool(core.trace_state_clean())
 
 
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("jax", "numpyro", "legrad", "flax"))

@@ -13,7 +13,7 @@ import pytest
 import legrad
 from legrad.fitting import exact_climb
 from legrad.model.parameters import Parameters
-from legrad.natural.ascent import CONVERGED, ROUNDING, SPENT, STUCK, Ascent
+from legrad.natural.ascent import CONVERGED, NOWHERE, ROUNDING, SPENT, STUCK, Ascent
 from legrad.natural.guide_map import GuideMap
 from legrad.natural.metric import Metric
 
@@ -35,13 +35,12 @@ def bernoullis(n, start=0.1):
     return guide
 
 
-def climbed(guide, elbo, most=500, **changes):
+def climbed(guide, elbo, most=500, shared=(), nudge=None, **changes):
     parameters = Parameters(lambda: None, guide, (), {}, jax.random.key(0))
     start = parameters.unconstrain(parameters.initial) | changes
-    ascent = Ascent(
-        lambda u: -elbo(parameters.constrain(u)), Metric(GuideMap(guide, (), {}), start), start, most=most
-    )
-    return jax.jit(lambda u: ascent.run(ascent.begin(u)))(start), ascent
+    metric = Metric(GuideMap(guide, (), {}), start, shared)
+    ascent = Ascent(lambda u: -elbo(parameters.constrain(u)), metric, start, most=most)
+    return jax.jit(lambda u: ascent.run(ascent.begin(u, nudge)))(start), ascent
 
 
 def gaussian(precision, mean, offset=0.0):
@@ -67,7 +66,9 @@ def test_a_correlated_gaussian_from_any_scale(scale, offset):
     np.testing.assert_allclose(jnp.exp(q["log_scale"]) / sd, 1.0, rtol=0.01 if offset == 0.0 else 0.2)
 
 
-def test_logits_that_start_saturated_on_the_wrong_side():
+@pytest.mark.parametrize("size", [25.0, 1e4])
+def test_logits_that_start_saturated_on_the_wrong_side(size):
+    """At 10⁴ neither a probability nor its gradient is left: only a look from elsewhere finds the way back."""
     target = jnp.asarray(RNG.normal(size=30) * 3)
 
     def elbo(q):
@@ -75,7 +76,7 @@ def test_logits_that_start_saturated_on_the_wrong_side():
         entropy = jnp.sum(p * jax.nn.softplus(-q["logits"]) + (1 - p) * jax.nn.softplus(q["logits"]))
         return jnp.sum(p * target) + entropy
 
-    found, ascent = climbed(bernoullis(30), elbo, logits=jnp.full(30, -25.0))
+    found, ascent = climbed(bernoullis(30), elbo, logits=jnp.where(jnp.arange(30) % 2 == 0, -size, size))
     assert int(found.end) == CONVERGED
     np.testing.assert_allclose(ascent.unflatten(found.at)["logits"], target, atol=0.01)
 
@@ -101,10 +102,48 @@ def test_parameters_in_no_factor_are_climbed_too():
     assert jnp.exp(2 * q["noise"]) == pytest.approx(float(y.var()) * 50 / 49, rel=1e-2)
 
 
+def test_a_parameter_that_model_and_guide_share_is_climbed_along_what_the_guide_does_not_see():
+    """The guide's scale is w s: it stays the same where s grows and w shrinks, and the model does not."""
+
+    def guide():
+        s, w = numpyro.param("log_s", 1.0), numpyro.param("log_w", 0.0)
+        numpyro.sample("x", dist.Normal(0.0, jnp.exp(s + w)).expand([5]).to_event(1))
+
+    def elbo(q):  # x ~ N(0, s), y ~ N(x, 1): the best scale of x given y and s, and then the best s
+        width = jnp.exp(2 * (q["log_s"] + q["log_w"]))
+        return 5 * (-0.5 * (width + 4.0) * jnp.exp(-2 * q["log_s"]) - q["log_s"] - 0.5 * width) + 5 * (
+            q["log_s"] + q["log_w"]
+        )
+
+    found, ascent = climbed(guide, elbo, shared=("log_s",))
+    q = ascent.unflatten(found.at)
+    assert int(found.end) == CONVERGED
+    np.testing.assert_allclose(jax.grad(lambda q: elbo(q))(q)["log_s"], 0.0, atol=0.02)
+    plain, _ = climbed(guide, elbo)  # as if the guide alone had both
+    assert float(plain.loss) > float(found.loss) - 1e-6
+
+
+def test_a_nudge_to_where_nothing_is_finite_is_shortened():
+    def elbo(q):
+        return jnp.where(q["loc"][0] > 1.0, jnp.nan, -jnp.sum(q["loc"] ** 2) - jnp.sum(q["log_scale"] ** 2))
+
+    found, _ = climbed(normals(3), elbo, nudge={"loc": jnp.full(3, 5.0), "log_scale": jnp.zeros(3)})
+    assert int(found.end) in (CONVERGED, ROUNDING)
+    assert float(found.loss) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_nudge_of_a_saturated_logit_is_small():
+    parameters = Parameters(lambda: None, bernoullis(4), (), {}, jax.random.key(0))
+    far = {"logits": jnp.array([-30.0, 30.0, -300.0, 0.0])}
+    step = Metric(GuideMap(bernoullis(4), (), {}), parameters.start).draw(far, jax.random.key(1), 0.05)["logits"]
+    assert np.abs(step).max() <= 0.2
+    assert np.abs(step).min() > 0.0 or np.abs(step[3]) > 0.0
+
+
 def test_how_it_ends_is_said():
     precision, mean = jnp.eye(3) + 0.4, jnp.ones(3)
     assert int(climbed(normals(3), gaussian(precision, mean), most=3)[0].end) == SPENT
-    assert int(climbed(normals(3), lambda q: jnp.nan * jnp.sum(q["loc"]))[0].end) == STUCK
+    assert int(climbed(normals(3), lambda q: jnp.nan * jnp.sum(q["loc"]))[0].end) == NOWHERE
     wrong = jax.custom_jvp(lambda loc: -jnp.sum(loc**2))
     wrong.defjvp(lambda x, dx: (-jnp.sum(x[0] ** 2), jnp.sum(2 * x[0] * dx[0])))  # a gradient of the wrong sign
     assert int(climbed(normals(3), lambda q: wrong(q["loc"] + 1.0) - jnp.sum(q["log_scale"] ** 2))[0].end) == STUCK
@@ -155,3 +194,16 @@ def test_components_that_begin_alike_do_not_stay_alike():
     result = legrad.fit(model, guide, key=0, estimator=legrad.Exact(), progress=False)
     p = np.asarray(jax.nn.sigmoid(result.params["l"]))
     assert abs(p[0] - p[1]) < 0.05 < 0.9 < abs(p[0] - p[2])
+
+
+def test_what_the_guide_does_not_see_keeps_its_gradient():
+    """Along (1, −1) the scale exp(s + w) stays the same, but a model that has s, too, does not."""
+
+    def guide():
+        s, w = numpyro.param("s", 0.0), numpyro.param("w", 0.0)
+        numpyro.sample("x", dist.Normal(0.0, jnp.exp(s + w)))
+
+    start = {"s": jnp.zeros(()), "w": jnp.zeros(())}
+    step = Metric(GuideMap(guide, (), {}), start).solve(start, {"s": jnp.ones(()), "w": -jnp.ones(())}).step
+    assert step["s"] > 0.1
+    assert step["w"] == pytest.approx(-step["s"])

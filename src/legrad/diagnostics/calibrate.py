@@ -24,7 +24,7 @@ from numpyro import handlers
 from numpyro.infer.elbo import ELBO
 from tqdm.auto import tqdm
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.diagnostics.calibration import Calibration
 from legrad.diagnostics.replay import replay
 from legrad.diagnostics.simulation import Simulator

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from numpyro.infer.elbo import ELBO
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.diagnostics.gradients import Moments, gradient, moments, rounding
 from legrad.diagnostics.timing import interleaved_seconds
 from legrad.model.frames import unframed

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.infer.elbo import ELBO
 
-from legrad._compat import jit_once
+from legrad._compiled import jit_once
 from legrad.estimators import LocalExpectation
 from legrad.estimators.quadrature_accuracy import NODES
 from legrad.marginal.report import Sums, explain_sum

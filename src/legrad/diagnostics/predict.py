@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from numpyro import handlers
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.diagnostics.replay import Trace, Whole, full_shape, latent_sites, observed_sites, replay, user_model
 from legrad.model.arrays import map_in_batches, split_arrays
 from legrad.model.log_density import LogDensity

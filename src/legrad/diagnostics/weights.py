@@ -18,7 +18,7 @@ from numpyro.distributions import BernoulliLogits, BernoulliProbs, CategoricalLo
 from numpyro.primitives import Messenger
 
 from legrad import _compat
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.distributions.unwrap import unwrap
 from legrad.guides.protocol import HeavyTails
 from legrad.model.arrays import map_in_batches, split_arrays

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.guides.latent_space import LatentSpace
 from legrad.model.arrays import split_arrays
 from legrad.singlesite import single_site_differences

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad._compat import jit
+from legrad._compiled import jit, jit_once
 from legrad.diagnostics.replay import user_model
 from legrad.estimators.base import draws
 from legrad.fitting.compiled_loop import CompiledLoop
@@ -23,7 +23,10 @@ _OTHER_DRAWS = 1000
 
 def check_start(problem: Problem, key: jax.Array) -> dict[str, float]:
     """Return the terms of the initial ELBO; raise if they or the data are not finite, naming the site."""
-    bad, terms = _look(problem, Noise(*jax.random.split(key)))
+    noise = Noise(*jax.random.split(key))
+    bad, terms = _look(problem, noise)
+    if any(bad.values()) or not all(np.isfinite(total) for total in terms.values()):
+        problem.evaluate({}, noise, pivot=problem.draw(noise))  # with numbers to read, NumPyro may name the cause
     for name, count in bad.items():
         if count:
             raise ValueError(
@@ -94,14 +97,13 @@ def _look(problem: Problem, noise: Noise) -> tuple[dict[str, Any], dict[str, Any
     """Return the number of data that are not finite for each observed site, and the sum of each term of the ELBO."""
     arrays, rebuild = split_arrays((problem.args, dict(problem.kwargs)))
 
-    @jit
-    def look(params: dict, arrays: list) -> tuple[dict, dict]:
+    def look(params: dict, arrays: list, noise: Noise) -> tuple[dict, dict]:
         here = Problem(problem.model, problem.guide, params, *rebuild(arrays))
         evaluation = here.evaluate({}, noise, pivot=here.draw(noise))
         bad = {name: jnp.sum(~jnp.isfinite(value)) for name, value in evaluation.observed.items()}
         return bad, {name: jnp.sum(term) for name, term in evaluation.terms().items()}
 
-    return jax.device_get(look(dict(problem.params), arrays))
+    return jax.device_get(jit_once(look)(dict(problem.params), arrays, noise))
 
 
 def _terms(problem: Problem, noise: Noise) -> dict[str, np.ndarray]:

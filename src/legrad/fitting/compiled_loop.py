@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from numpyro.infer.elbo import ELBO
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.fitting.data import Feed, Loaded
 from legrad.fitting.iterates import Blocks
 from legrad.model.objective import Objective, update

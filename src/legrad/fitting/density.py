@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.guides.latent_space import LatentSpace
 from legrad.model.arrays import map_in_batches, split_arrays
 

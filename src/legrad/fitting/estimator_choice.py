@@ -28,7 +28,7 @@ import optax
 from numpyro.distributions import BernoulliLogits, BernoulliProbs
 from numpyro.infer.elbo import ELBO
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.diagnostics.timing import interleaved_seconds
 from legrad.distributions.unwrap import unwrap
 from legrad.estimators.base import draws

@@ -1,16 +1,16 @@
 """A fit whose ELBO has no noise: no steps of a guessed size, but a climb (`natural.ascent`) from each start.
 
-All starts climb side by side in one program. Every start but a user's own is moved by a twentieth of a standard
-deviation at random: without noise, components that begin alike would stay alike.
+All starts climb side by side in one program. Every start is moved by a twentieth of a standard deviation at random:
+without noise, components that begin alike would stay alike.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import numpyro
 from numpyro import handlers
 from tqdm.auto import tqdm
 
-from legrad._compat import jit
+from legrad._compiled import jit_once
 from legrad.estimators import Exact, LocalExpectation
 from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.conclusion import checked
@@ -29,7 +29,7 @@ from legrad.model.log_density import LogDensity
 from legrad.model.messages import warn
 from legrad.model.problem import Noise, Problem
 from legrad.model.threads import one_at_a_time
-from legrad.natural.ascent import CONVERGED, ROUNDING, SPENT, Ascent, Climb
+from legrad.natural.ascent import CLIMBING, CONVERGED, NOWHERE, ROUNDING, SPENT, Ascent, Climb, beginning
 from legrad.natural.guide_map import GuideMap
 from legrad.natural.metric import Metric
 from legrad.singlesite.report import listening
@@ -50,17 +50,23 @@ def has_no_noise(problem: Problem, estimator: Any) -> bool:
         problem: model, guide, parameters and data.
         estimator: the estimator.
     """
-    if isinstance(estimator, LocalExpectation):
-
-        def look(params: Any, key: jax.Array) -> None:
-            estimator.arrange(replace(problem, params=params), Noise(*jax.random.split(key)))
-
-        with listening() as found:
-            jax.eval_shape(look, dict(problem.params), jax.random.key(0))
-        if not found.deterministic:
-            return False
-    elif not isinstance(estimator, Exact):
+    if not isinstance(estimator, LocalExpectation | Exact):
         return False
+    fixed: list[bool] = []
+
+    def look(params: Any, key: jax.Array) -> None:
+        here = replace(problem, params=params)
+        if isinstance(estimator, LocalExpectation):
+            estimator.arrange(here, Noise(*jax.random.split(key)))
+        fixed.append(_runs_alike(here))
+
+    with listening() as found:
+        jax.eval_shape(look, dict(problem.params), jax.random.key(0))
+    return (isinstance(estimator, Exact) or found.deterministic) and all(fixed)
+
+
+def _runs_alike(problem: Problem) -> bool:
+    """Whether model and guide have no state, no randomness of their own, and all members of their plates."""
     data = dict(problem.params)
     for program in (problem.guide, problem.model):
         if isinstance(program, LogDensity):
@@ -81,8 +87,16 @@ def has_no_noise(problem: Problem, estimator: Any) -> bool:
     return True
 
 
+class Climbed(NamedTuple):
+    """Where climbs are, with a leading axis for the starts: state and parameters, unconstrained and constrained."""
+
+    climbs: Climb
+    unconstrained: Any
+    params: Any
+
+
 class ExactClimb:
-    """The climbs of one fit, compiled once.
+    """The climbs of one fit, as one compiled program.
 
     Args:
         program: the parts of the fit: model, guide, parameters, estimator and data.
@@ -90,53 +104,51 @@ class ExactClimb:
     """
 
     def __init__(self, program: CompiledLoop, starts: Sequence[dict[str, Any]]) -> None:
-        self.program, self.starts = program, list(starts)
-        given = program.feed.at(program.feed.load(0), 0)
-        self.metric = Metric(GuideMap(program.guide, given.args, given.kwargs), starts[0])
-        self._begin, self._go_on = jit(self._begin_all), jit(self._go_on_all)
+        self.program, self.starts = program, [jax.tree.map(np.asarray, start) for start in starts]
+        self._go_on = jit_once(self._go_on_all)  # a climb has few steps
 
-    def run(self, seconds: float, bar: tqdm) -> tuple[Climb, float]:
+    def run(self, seconds: float, bar: tqdm) -> tuple[Climbed, float]:
         """Climb from all starts; return where they ended, and the seconds that this took after compiling."""
-        arrays = self.program.feed.load(0).arrays
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *self.starts)
-        climbs, ran = self._begin(stacked, self.program.keys, arrays), 0.0
-        climbs = self._go_on(climbs, self.program.keys, jnp.asarray(0), arrays)  # compiles
-        while bool(np.any(np.asarray(climbs.end) == 0)) and ran < seconds:
+        arrays, ran = self.program.feed.load(0).arrays, 0.0
+        starts = jax.tree.map(lambda *leaves: np.stack(leaves), *self.starts)
+        first = beginning(self.starts[0], MOST)
+        climbs = jax.tree.map(lambda x: np.broadcast_to(x, (len(self.starts), *x.shape)), first)
+        now = self._go_on(starts, climbs, self.program.keys, np.asarray(0, np.int32), arrays)  # compiles
+        while bool(np.any(np.asarray(now.climbs.end) == CLIMBING)) and ran < seconds:
             begun = time.perf_counter()
-            upto = jnp.asarray(int(np.max(climbs.evaluations)) + _CHUNK)
-            climbs = jax.block_until_ready(self._go_on(climbs, self.program.keys, upto, arrays))
+            upto = np.asarray(int(np.max(np.asarray(now.climbs.evaluations))) + _CHUNK, np.int32)
+            now = self._go_on(starts, now.climbs, self.program.keys, upto, arrays)
+            counts = np.asarray(now.climbs.evaluations)  # waits for the program
             ran += time.perf_counter() - begun
-            bar.set_postfix_str(f"ELBO {-float(np.min(climbs.loss)):,.6g}", refresh=False)
-            bar.update(int(np.max(climbs.evaluations)) - bar.n)
-        return climbs, ran
+            if not bar.disable:
+                bar.set_postfix_str(f"ELBO {-float(np.min(np.asarray(now.climbs.loss))):,.6g}", refresh=False)
+                bar.update(int(counts.max()) - bar.n)
+        return now, ran
 
-    def params(self, climbs: Climb, start: int) -> dict[str, Any]:
-        """Return the unconstrained parameters where one start ended."""
-        return self._ascent(self.program.keys[0], ()).unflatten(climbs.at[start])
-
-    def _ascent(self, key: jax.Array, arrays: Any) -> Ascent:
+    def _go_on_all(self, starts: Any, climbs: Climb, keys: jax.Array, upto: jax.Array, arrays: Any) -> Climbed:
         program = self.program
-
-        def loss(unconstrained: dict[str, Any]) -> jax.Array:
+        with compiled_for(arrays, program.feed.arrays):
             given = program.feed.at(program.feed.load(0)._replace(arrays=arrays), 0)
-            return program.objective.loss(program.estimator, unconstrained, key, given)
+            # Made while tracing: its programs compile with the climb, and see the data as the climb does.
+            guide = GuideMap(program.guide, given.args, given.kwargs)
+            metric = Metric(guide, _first(starts), program.parameters.of_model)
 
-        return Ascent(loss, self.metric, self.starts[0], most=MOST)
+            def one(start: Any, climb: Climb, key: jax.Array) -> Climbed:
+                def loss(unconstrained: dict[str, Any]) -> jax.Array:
+                    return program.objective.loss(program.estimator, unconstrained, key, given)
 
-    def _begin_all(self, starts: Any, keys: jax.Array, arrays: Any) -> Climb:
-        def one(start: Any, key: jax.Array) -> Climb:
-            nudged = jax.tree.map(jnp.add, start, self.metric.draw(start, key, _NUDGE))
-            return self._ascent(key, arrays).begin(nudged)
+                def begin() -> Climb:
+                    return ascent.begin(start, metric.draw(start, key, _NUDGE))
 
-        with compiled_for(arrays, self.program.feed.arrays):
-            return jax.vmap(one)(starts, keys) if len(keys) > 1 else _lead(one(_first(starts), keys[0]))
+                ascent = Ascent(loss, metric, start, most=MOST)
+                climb = jax.lax.cond(climb.evaluations == 0, begin, lambda: climb)
+                ended = ascent.run(climb, upto)
+                at = ascent.unflatten(ended.at)
+                return Climbed(ended, at, program.parameters.constrain(at))
 
-    def _go_on_all(self, climbs: Climb, keys: jax.Array, upto: jax.Array, arrays: Any) -> Climb:
-        def one(climb: Climb, key: jax.Array) -> Climb:
-            return self._ascent(key, arrays).run(climb, upto)
-
-        with compiled_for(arrays, self.program.feed.arrays):
-            return jax.vmap(one)(climbs, keys) if len(keys) > 1 else _lead(one(_first(climbs), keys[0]))
+            if len(keys) > 1:
+                return jax.vmap(one)(starts, climbs, keys)
+            return jax.tree.map(lambda x: x[None], one(_first(starts), _first(climbs), keys[0]))
 
 
 def climb(
@@ -146,6 +158,7 @@ def climb(
     seconds: float,
     progress: bool | str | None,
     begun: float,
+    check: Callable[[], Any],
 ) -> FitResult:
     """Fit by climbing an ELBO without noise; warn if the result should not be trusted.
 
@@ -156,14 +169,18 @@ def climb(
         seconds: the maximum running time.
         progress: whether to show a bar; a string is its label.
         begun: when the fit began.
+        check: a function that raises if the start is at fault, for a climb whose ELBO is not finite there.
     """
     climbs = ExactClimb(program, starts)
     label = progress if isinstance(progress, str) else "fit"
     with tqdm(total=MOST, desc=label, unit="gradient", disable=_hidden(progress), leave=True) as bar:
         bar.set_postfix_str("compiling")
-        ended, ran = climbs.run(seconds, bar)
+        now, ran = climbs.run(seconds, bar)
     took, number = time.perf_counter() - begun, len(starts)
-    results = [_result(program, climbs, ended, i, ran, took) for i in range(number)]
+    ended, at, params = jax.device_get(now)
+    if np.any(ended.end == NOWHERE):
+        check()
+    results = [_result(program, ended, _at(params, i), i, ran, took) for i in range(number)]
     best = min(range(number), key=lambda i: (not math.isfinite(ended.loss[i]), float(ended.loss[i])))
     result = results[best]
     if number > 1:
@@ -172,28 +189,26 @@ def climb(
         def is_other(i: int) -> bool:
             if i == best or not float(ended.loss[i]) < float(ended.loss[best]) + _MUCH_WORSE:
                 return False
-            ends = climbs.params(ended, best), climbs.params(ended, i)
+            ends = _at(at, best), _at(at, i)
             return max(comparison.distance(a, b, key, loaded) for a, b in (ends, ends[::-1])) >= _APART
 
         other = tuple(i for i in range(number) if is_other(i))
         result = replace(result, restarts=tuple(results), other_modes=other)
         words = f"the best of {number} starts" + (f"; {result._other_modes_flag()}" if other else "")
         result = replace(result, status=f"{result.status} ({words})")
-    result = checked(result, comparison, climbs.params(ended, best), program.keys[best], lambda: program.feed.load(0))
+    result = checked(result, comparison, _at(at, best), program.keys[best], lambda: program.feed.load(0))
     if not result.converged or result.other_modes or result.quadrature:
         warn(result.status)
     return result
 
 
-def _result(
-    program: CompiledLoop, climbs: ExactClimb, ended: Climb, start: int, ran: float, took: float
-) -> FitResult:
-    params, first = program.parameters.constrain(climbs.params(ended, start)), program.feed.last
+def _result(program: CompiledLoop, ended: Climb, params: Any, start: int, ran: float, took: float) -> FitResult:
+    first = program.feed.last
     count = int(ended.evaluations[start])
     end, length = int(ended.end[start]), float(max(ended.length[start], ended.reach[start]))
     history = -np.asarray(ended.history[start], jnp.result_type(float))[:count]
     return FitResult(
-        params=jax.device_get(params),
+        params=params,
         converged=end in (CONVERGED, ROUNDING),
         status=_status(end, count, length, ran),
         elbo=history,
@@ -203,7 +218,7 @@ def _result(
         phases=(),
         error=None,
         clock=np.asarray([[count, ran]]),
-        problem=Problem(program.model, program.guide, params | first.plates, first.args, first.kwargs),
+        problem=Problem(program.model, program.guide, jax.tree.map(jnp.asarray, params), first.args, first.kwargs),
         estimator=program.estimator,
         optimizer_state=None,
         gradients={"objective": count},
@@ -221,11 +236,16 @@ def _status(end: int, count: int, length: float, ran: float) -> str:
         return (
             f"converged after {count:,} gradients: the ELBO has no noise, and no step changes it beyond its rounding"
         )
-    limit = {SPENT: f"{count:,} gradients", 0: f"{ran:.3g} seconds, {count:,} gradients"}
+    limit = {SPENT: f"{count:,} gradients", CLIMBING: f"{ran:.3g} seconds, {count:,} gradients"}
     if end in limit:
         return (
             f"not converged after {limit[end]}: the next step would move the guide by {length:.2g} standard "
             "deviations. Allow more, or try restarts=4"
+        )
+    if end == NOWHERE:
+        return (
+            "not converged: the ELBO or its gradient is not finite at the start. Try other initial values, or "
+            "optimizer=optax.adam(1e-2)"
         )
     return (
         f"not converged: after {count:,} gradients no step raises the ELBO, though its gradient is not zero. Check "
@@ -238,8 +258,8 @@ def _hidden(progress: bool | str | None) -> bool | None:
 
 
 def _first(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x[0], tree)
+    return _at(tree, 0)
 
 
-def _lead(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x[None], tree)
+def _at(tree: Any, start: int) -> Any:
+    return jax.tree.map(lambda x: x[start], tree)

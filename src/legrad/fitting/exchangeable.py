@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.guides.latent_space import LatentSpace
 from legrad.model.sites import sample_sites, site_log_prob
 from legrad.model.threads import one_at_a_time

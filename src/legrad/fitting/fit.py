@@ -170,7 +170,8 @@ def fit(
         problem = Problem(model, guide, parameters.initial | first.plates, first.args, first.kwargs)
         if mesh is not None and data is None:
             check_observed(model, first, Given(args, kwargs, {}))
-        terms = check_start(problem, of_check)
+        climbs = may_climb and has_no_noise(problem, chosen)
+        terms = {} if climbs else check_start(problem, of_check)
         if chosen == "auto":
             before = None if checkpoint is None else estimator_of(checkpoint, candidates(problem))
             chosen = before or choose(model, guide, parameters, first, optimizer, jax.random.fold_in(key, 2))
@@ -178,7 +179,7 @@ def fit(
         keys = (
             [of_steps] if restarts == 1 else [of_steps, *jax.random.split(jax.random.fold_in(key, 1), restarts - 1)]
         )
-        starts = [parameters.unconstrain(parameters.initial)]
+        starts = [parameters.start]
         for start_key in keys[1:]:
             of_other, of_place, of_move = jax.random.split(start_key, 3)
             place: dict[str, Any] = (
@@ -189,8 +190,9 @@ def fit(
             starts.append(scattered(starts[0], other.unconstrain(other.initial), of_move))
         program = CompiledLoop(model, guide, parameters, chosen, optimizer, feed, jax.numpy.stack(keys))
         comparison = GuideComparison(program)
-        if may_climb and has_no_noise(problem, chosen):
-            return climb(program, comparison, starts, math.inf if seconds is None else seconds, progress, begun)
+        if climbs:
+            limit, check = math.inf if seconds is None else seconds, partial(check_start, problem, of_check)
+            return climb(program, comparison, starts, limit, progress, begun, check)
         stoppings = [Stopping(rule, comparison, k, s) for k, s in zip(keys, starts, strict=True)] if rule else []
         state = program.begin(starts, steps, rule.block if rule else None)
         now = Progress(state, 0, np.full(restarts, steps), records=[s.record for s in stoppings])

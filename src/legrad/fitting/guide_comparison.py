@@ -16,8 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from legrad import _compat
-from legrad._compat import jit
+from legrad._compiled import jit, jit_once
 from legrad.estimators.base import draws
 from legrad.estimators.local_expectation import LocalExpectation
 from legrad.estimators.quadrature_accuracy import concern, concern_of_terms, errors, sums_over_nodes, worst
@@ -72,10 +71,10 @@ class GuideComparison:
         sites, terms = sums_over_nodes(estimator, lambda u, draw: self._problem(u, loaded, draw), a, key)
         said = ""
         if sites:
-            found = _compat.jit_once(self._quadrature)(a, jax.random.split(key, _QUADRATURE_DRAWS), loaded)
+            found = jit_once(self._quadrature)(a, jax.random.split(key, _QUADRATURE_DRAWS), loaded)
             said = concern(estimator, worst(*jax.device_get(found)))
         if terms and not said:
-            said = concern_of_terms(jax.device_get(_compat.jit_once(self._term_errors)(a, key, loaded)))
+            said = concern_of_terms(jax.device_get(jit_once(self._term_errors)(a, key, loaded)))
         return said
 
     def _term_errors(self, a: Any, key: jax.Array, loaded: Loaded) -> dict[str, jax.Array]:

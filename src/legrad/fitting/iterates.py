@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad._compat import jit
+from legrad._compiled import jit
 
 NUMBER = 16
 _SHARE = 0.95  # share of an array's elements that must be within a bound; with 20 elements or fewer, all

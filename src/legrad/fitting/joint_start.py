@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.fitting.annealing import Annealing, Place
 from legrad.fitting.exchangeable import exchangeable_sites
 from legrad.fitting.mode import curvature

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from legrad import _compat
+from legrad._compiled import jit_once
 from legrad.estimators import LocalExpectation
 from legrad.estimators.quadrature_accuracy import Error, concern, concern_of_terms, errors, sums_over_nodes, worst
 from legrad.model.keys import Key, as_key
@@ -67,9 +67,9 @@ def _found(result: FitResult, key: jax.Array, draws: int) -> tuple[dict[str, Err
     found, of_terms = {name: Error(0.0, 0.0) for name in at}, dict[str, Any]()
     if sites:
         keys = jax.random.split(key, draws)
-        both = _compat.jit_once(lambda at, keys: errors(estimator, problem, at, keys))(at, keys)
+        both = jit_once(lambda at, keys: errors(estimator, problem, at, keys))(at, keys)
         found = worst(*jax.device_get(both))
     if terms:
-        run = _compat.jit_once(lambda at, key: estimator.term_errors(problem(at, 0), key))
+        run = jit_once(lambda at, key: estimator.term_errors(problem(at, 0), key))
         of_terms = jax.device_get(run(at, key))
     return found, of_terms

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import IdentityTransform, Transform
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.distributions.offset_categorical import OffsetCategorical
 from legrad.guides.latents import Latent
 from legrad.guides.windows import window_of
@@ -101,7 +101,7 @@ def discrete_factor(
     site = draws[0]
     low, high = window_of(draws, window)
     K = high - low
-    logits = jnp.zeros((*site.shape, K))
+    logits = jnp.asarray(np.zeros((*site.shape, K), jnp.result_type(float)))
     if init is not None and np.shape(init) == logits.shape:
         if not np.all(np.asarray(init) > 0) or not np.allclose(np.sum(init, axis=-1), 1.0, atol=1e-4):
             raise site.error(f"has probabilities in init['{site.name}'] that are not positive or do not sum to 1")
@@ -113,13 +113,15 @@ def discrete_factor(
         likely = jax.nn.one_hot(value.astype(int) - low, K, dtype=logits.dtype)
         logits = likely * math.log(max(K - 1, 1) * _INIT_PROBABILITY / (1 - _INIT_PROBABILITY))
     if site.support == constraints.boolean:
-        logits = logits[..., 1] - logits[..., 0]
+        logits = jnp.asarray(np.asarray(logits)[..., 1] - np.asarray(logits)[..., 0])
     return DiscreteFactor(site.static(), low, high, logits)
 
 
 def all_members(site: Latent, transform: Transform, loc: jax.Array) -> jax.Array:
     """Return the locations of all members of plates, repeated from those of a subsample."""
     for plate in site.plates:
+        if plate.size == plate.subsample_size:
+            continue
         axis = plate.dim - (site.event_dim - site.support.event_dim + transform.domain.event_dim)
         loc = jnp.take(loc, np.arange(plate.size) % plate.subsample_size, axis)
     return loc
@@ -137,15 +139,20 @@ def continuous_factor(draws: Sequence[Latent], init: ArrayLike | None, scale: fl
         ) from None
     if init is None:
         site.concrete("prior", site.value)
-        values = jnp.stack([draw.median for draw in draws])
-        loc = jit(lambda values: jnp.median(transform.inv(values), axis=0))(values)
+        values = np.stack([draw.median for draw in draws])
+        if isinstance(transform, IdentityTransform):
+            loc = jnp.asarray(np.median(np.asarray(values), axis=0).astype(values.dtype))
+        else:
+            loc = jit(lambda values: jnp.median(transform.inv(values), axis=0))(values)
         loc = all_members(site, transform, loc)
     else:
         value = site.full(init).astype(site.value.dtype)
         if not np.all(site.support(value)):
             raise site.error(f"has support {site.support}, but init['{site.name}'] has values outside of it")
         loc = transform.inv(value)
-    if not np.all(np.isfinite(loc)):
+    if not np.all(np.isfinite(np.asarray(loc))):
         raise site.error(f"starts at the edge of its support: pass an interior point, init={{'{site.name}': ...}}")
     loc = loc.astype(jnp.result_type(float))
-    return ContinuousFactor(site.static(), transform, loc, jnp.full(loc.shape, math.log(scale), loc.dtype))
+    return ContinuousFactor(
+        site.static(), transform, loc, jnp.asarray(np.full(loc.shape, math.log(scale), loc.dtype))
+    )

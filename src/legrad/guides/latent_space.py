@@ -23,7 +23,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.distributions.unwrap import unwrap
 from legrad.guides.latents import Latent, check_static, factor_support, moves
 from legrad.model.sites import sample_sites, site_log_prob

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from legrad._compat import jit
+from legrad._compiled import outcome
 from legrad.distributions.unwrap import unwrap
 from legrad.model.prior_draw import prior_draw
 
@@ -100,13 +100,20 @@ def prior_draws(
         return tuple(_latent(site, trace, owner) for site in latent), dict.fromkeys(trace, ())
 
     # With traced arguments a compiled draw would be traced as a whole; op by op, only what depends on them is.
-    run = jit(draw) if compiled else draw
-    draws, names = zip(*(run(key) for key in jax.random.split(jax.random.key(0), _PRIOR_DRAWS)), strict=True)
+    if compiled:
+        found, names = jax.device_get(outcome(lambda seed: _all_draws(draw, seed), 0))
+        return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(_PRIOR_DRAWS)], names
+    draws, names = zip(*(draw(key) for key in jax.random.split(jax.random.key(0), _PRIOR_DRAWS)), strict=True)
     if len({tuple(site.name for site in draw) for draw in draws}) > 1:
         raise ValueError(
             f"{owner}: the latent sites of the model differ between draws of its prior: write the guide by hand."
         )
     return list(draws), names[0]
+
+
+def _all_draws(draw: Callable[[jax.Array], Any], seed: Any) -> Any:
+    """Return all draws, on a leading axis."""
+    return jax.lax.map(draw, jax.random.split(jax.random.key(seed), _PRIOR_DRAWS))
 
 
 def _median(prior: Any, value: jax.Array) -> jax.Array:
@@ -140,6 +147,8 @@ def _latent(site: Mapping[str, Any], trace: Mapping[str, Any], owner: str) -> La
     base, mask = unwrap(fn)
     prior = base if isinstance(support, constraints.integer_greater_than) else None
     median = _median(base, value)
+    if owner == "MeanField" and not support.is_discrete:
+        value = median  # which asks for no draw, where NumPyro has the quantiles
     latent = Latent(
         name, type(base).__name__, tuple(shape), fn.event_dim, plates, value, support, mask, prior, median, owner
     )

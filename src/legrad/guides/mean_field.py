@@ -94,11 +94,8 @@ class MeanField:
         return self._sample(args, kwargs, whole=True)
 
     def _sample(self, args: tuple, kwargs: dict, whole: bool) -> dict[str, jax.Array]:
-        if self._factors is None:
-            # Inside jit, arrays are traced unless JAX is told otherwise; outside, telling JAX only costs time.
-            inside_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
-            with jax.ensure_compile_time_eval() if inside_jit else nullcontext(), handlers.block():
-                self._factors = self._setup(args, kwargs, compiled=not inside_jit)
+        self.set_up(*args, **kwargs)
+        assert self._factors is not None
         plates = {
             plate: numpyro.plate(plate.name, plate.size, None if whole else plate.subsample_size, plate.dim)
             for plate in dict.fromkeys(p for f in self._factors.values() for p in f.latent.plates)
@@ -110,6 +107,14 @@ class MeanField:
                     stack.enter_context(plates[plate])
                 values[name] = factor.sample(self.prefix)
         return values
+
+    def set_up(self, *args: Any, **kwargs: Any) -> None:
+        """Look at the model, if that was not done before, as the first call does."""
+        if self._factors is None:
+            # Inside jit, arrays are traced unless JAX is told otherwise; outside, telling JAX only costs time.
+            inside_jit = isinstance(jnp.zeros(()), jax.core.Tracer)
+            with jax.ensure_compile_time_eval() if inside_jit else nullcontext(), handlers.block():
+                self._factors = self._setup(args, kwargs, compiled=not inside_jit)
 
     @one_at_a_time
     def other_start(self, key: jax.Array, args: tuple, kwargs: dict) -> dict[str, jax.Array]:

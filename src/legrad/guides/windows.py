@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.guides.latents import Latent
 
 _UNCOVERED = 1e-6  # prior mass that the window of a count may leave out

@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from legrad import _compat
-from legrad._compat import jit
+from legrad._compiled import jit
 from legrad.marginal.eliminate import Elimination
 from legrad.marginal.evaluate import Support, Tables, tables
 from legrad.marginal.factors import Factors, collect

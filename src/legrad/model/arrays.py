@@ -23,10 +23,11 @@ def split_arrays(
     """
     leaves, structure = jax.tree.flatten(tree)
     dynamic = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+    static = [None if d else x for d, x in zip(dynamic, leaves, strict=True)]  # what rebuilds holds no array
 
     def rebuild(arrays: list[Any]) -> Any:
         rest = iter(arrays)
-        merged = [next(rest) if d else x for d, x in zip(dynamic, leaves, strict=True)]
+        merged = [next(rest) if d else x for d, x in zip(dynamic, static, strict=True)]
         return jax.tree.unflatten(structure, merged)
 
     return [place(x) for d, x in zip(dynamic, leaves, strict=True) if d], rebuild

@@ -7,7 +7,9 @@ would run, and its answer would be wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,9 @@ import numpyro
 from numpyro import handlers
 from numpyro.distributions import constraints
 
+from legrad._compiled import outcome
 from legrad.distributions.unwrap import unwrap
+from legrad.model.arrays import split_arrays
 from legrad.model.frames import Names, argument_names
 from legrad.model.log_density import LogDensity
 from legrad.model.prior_draw import prior_draw
@@ -27,6 +31,17 @@ _DRAWS = 4  # of the prior, to see whether a support or a value depends on laten
 _ROUNDING = 1e-5  # how far outside a bound a value may be
 
 
+class _Seen(NamedTuple):
+    """An observed site at a draw of the prior: its value, where it counts, and the bounds of its support."""
+
+    value: Any
+    mask: Any
+    low: Any
+    high: Any
+    support: Any  # None if the distribution has none
+    family: str
+
+
 def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise if an observed value is not a number, or lies outside its support, and neither depends on a latent.
 
@@ -35,8 +50,7 @@ def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     """
     if isinstance(model, LogDensity):
         return
-    trace = _observed(model, args, kwargs, 0)
-    for name, site in trace.items():
+    for name, site in _observed(model, args, kwargs, 0).items():
         found = _not_numbers(name, site)
         if found and not _varies(model, args, kwargs, name, site):
             raise ValueError(found)
@@ -72,21 +86,51 @@ def discrete_latent(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     return next((n for n, s in sites.items() if not s["is_observed"] and s["fn"].support.is_discrete), "of the model")
 
 
+@one_at_a_time
 def _observed(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
-) -> dict[str, Any]:
-    return {name: site for name, site in _sites(model, args, kwargs, seed).items() if site["is_observed"]}
+) -> dict[str, _Seen]:
+    """Return the observed sites at a draw of the prior; none if the model does not run.
+
+    The model is traced, and only values and bounds are computed; a model that cannot be traced is run.
+    """
+    arrays, rebuild = split_arrays((args, dict(kwargs)))
+    kinds: dict[str, tuple[Any, str]] = {}
+
+    def numbers(arrays: list[Any], seed: Any) -> dict[str, tuple[Any, ...]]:
+        key, found = jax.random.key(seed), {}
+        with jax.ensure_compile_time_eval():  # a model may keep what does not depend on its arguments
+            sites = _run(model, *rebuild(arrays), key)
+        for name, site in sites.items():
+            if site["is_observed"]:
+                support = _support(site)
+                low, high = (getattr(support, f"{side}_bound", None) for side in ("lower", "upper"))
+                if support is constraints.boolean:
+                    low, high = 0, 1
+                kinds[name] = support, type(unwrap(site["fn"]).bare).__name__
+                found[name] = site["value"], _mask(site), low, high
+        return found
+
+    found: dict[str, tuple[Any, ...]] = {}
+    for how in (partial(outcome, numbers), numbers):
+        with suppress(Exception):  # whatever a model raises: the fit will raise it again
+            found = jax.device_get(how(arrays, seed))
+            break
+    return {name: _Seen(*found[name], *kinds[name]) for name in found}
 
 
 @one_at_a_time
 def _sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return the sample sites at a draw of the prior; none if the model does not run."""
-    seeded = handlers.substitute(handlers.seed(model, seed), substitute_fn=prior_draw)
-    try:
-        with handlers.block(), numpyro.validation_enabled(False):
-            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-    except Exception:  # whatever a model raises: the fit will raise it again
-        return {}
+    with suppress(Exception):
+        return _run(model, args, kwargs, jax.random.key(seed))
+    return {}
+
+
+def _run(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any) -> dict[str, Any]:
+    seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=prior_draw)
+    with handlers.block(), numpyro.validation_enabled(False):
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
     return dict(sample_sites(trace))
 
 
@@ -95,11 +139,11 @@ def _mask(site: Mapping[str, Any]) -> Any:
     return True if mask is None else over_events(mask, bare)
 
 
-def _not_numbers(name: str, site: Mapping[str, Any]) -> str:
-    value = np.asarray(site["value"])
+def _not_numbers(name: str, site: _Seen) -> str:
+    value = np.asarray(site.value)
     if value.dtype.kind != "f":
         return ""
-    bad = np.asarray(~np.isfinite(value) & _mask(site))
+    bad = np.asarray(~np.isfinite(value) & np.asarray(site.mask))
     if not bad.any():
         return ""
     return (
@@ -109,24 +153,21 @@ def _not_numbers(name: str, site: Mapping[str, Any]) -> str:
 
 
 def _support(site: Mapping[str, Any]) -> Any:
-    support = unwrap(site["fn"]).bare.support
+    try:
+        support = unwrap(site["fn"]).bare.support
+    except NotImplementedError:
+        return None
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support
 
 
-def _outside(site: Mapping[str, Any]) -> np.ndarray | None:
+def _outside(site: _Seen) -> np.ndarray | None:
     """Return where a value is clearly outside a scalar support; None for supports of other kinds."""
-    try:
-        support = _support(site)
-    except NotImplementedError:
+    support, low, high = site.support, site.low, site.high
+    if support is None or support.event_dim or (low is None and high is None):
         return None
-    low, high = (getattr(support, f"{side}_bound", None) for side in ("lower", "upper"))
-    if support is constraints.boolean:
-        low, high = 0, 1
-    if support.event_dim or (low is None and high is None):
-        return None
-    value = np.asarray(site["value"], float)
+    value = np.asarray(site.value, float)
     bad = np.zeros(value.shape, bool)
     if low is not None:
         bad = bad | (value < np.asarray(low) - _ROUNDING * (1 + np.abs(np.asarray(low))))
@@ -134,31 +175,18 @@ def _outside(site: Mapping[str, Any]) -> np.ndarray | None:
         bad = bad | (value > np.asarray(high) + _ROUNDING * (1 + np.abs(np.asarray(high))))
     if support.is_discrete and support is not constraints.boolean:
         bad = bad | (value != np.round(value))
-    return np.asarray(bad & _mask(site))
+    return np.asarray(bad & np.asarray(site.mask))
 
 
 def _varies(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, site: Mapping[str, Any]
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, site: _Seen
 ) -> bool:
     """Whether a site's support or its value depends on latents: whether they differ between draws of the prior."""
-    bounds = _bounds(site)
     for seed in range(1, _DRAWS):
         other = _observed(model, args, kwargs, seed).get(name)
-        if other is None:
-            return True
-        others = _bounds(other)
-        if len(others) != len(bounds) or not all(map(_same, bounds, others)):
+        if other is None or not all(map(_same, site[:4], other[:4])):
             return True
     return False
-
-
-def _bounds(site: Mapping[str, Any]) -> list[Any]:
-    """Return the numbers of a site's support, and its value."""
-    try:
-        support = jax.tree.leaves(_support(site))
-    except NotImplementedError:
-        support = []
-    return [*support, site["value"]]
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -176,10 +204,10 @@ def _place(bad: np.ndarray) -> str:
     return f"row {first[0]}" if len(first) == 1 else f"position {first}" if first else "its only value"
 
 
-def _outside_words(name: str, site: Mapping[str, Any], bad: np.ndarray) -> str:
-    support, family = _support(site), type(unwrap(site["fn"]).bare).__name__
-    shown = np.broadcast_to(np.asarray(site["value"]), bad.shape)[tuple(np.argwhere(bad)[0])]
-    low, high = (_at(getattr(support, f"{side}_bound", None), bad) for side in ("lower", "upper"))
+def _outside_words(name: str, site: _Seen, bad: np.ndarray) -> str:
+    support, family = site.support, site.family
+    shown = np.broadcast_to(np.asarray(site.value), bad.shape)[tuple(np.argwhere(bad)[0])]
+    low, high = _at(site.low, bad), _at(site.high, bad)
     kind = "whole numbers" if support.is_discrete else "numbers"
     words = f"{kind} from {low} to {high}" if None not in (low, high) else f"{kind} from {low} on"
     words = "0 and 1" if support is constraints.boolean else f"{kind} up to {high}" if low is None else words

@@ -9,23 +9,29 @@ symmetric start decide by accident. Once natural steps are slow, L-BFGS takes ov
     pairs (s, r_old − r_new)    instead of changes of the gradient, of which a saturated logit has none
     products aᵀ F(u) b          at the current u, so that coordinates which do not matter there do not count
 
+Logits that are saturated have no gradient, on whichever side they are. Where a climb would end, they are looked at
+once more: from a point where they are not saturated, their natural step says where they belong.
+
 A step is accepted if the loss falls as its slope says, or, where the loss differs by less than its rounding, if the
 slope behind the step does. One iteration takes one gradient; all of them are one compiled program.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from legrad.natural.metric import Metric
 
-CLIMBING, CONVERGED, ROUNDING, STUCK, SPENT = range(5)
+CLIMBING, CONVERGED, ROUNDING, STUCK, SPENT, NOWHERE = range(6)
+AWAKE, PROBING, TRYING = range(3)
 
 _PAIRS = 10
 _ROOM = 1 << 28  # numbers that all pairs may take
@@ -34,6 +40,11 @@ _FOLD = 1.0  # the most that the logarithm of a scale may change in one step
 _DESCENT = 1e-4  # of what its slope promises, a step must gain this share
 _FLAT = 0.8  # below rounding, the slope behind a step may be this share of the slope before it
 _LOOK_BACK, _SLOW = 8, 0.5  # natural steps are slow if r shrinks by less than this over so many steps
+_GAIN = (
+    1e-5  # nats: parameters of no factor have no standard deviation, so their end is where the next step gains less
+)
+_FAR = {4: 8.0, 8: 16.0}  # logits further away are saturated, by the bytes of a number
+_WAKES = 5  # looks at saturated logits
 _PATIENCE = 3  # refusals after which a direction of L-BFGS is given up
 _REFUSALS = 14  # refusals after which nothing is left to try
 
@@ -61,6 +72,8 @@ class Climb(NamedTuple):
         refused: trials refused in a row.
         taken: natural steps taken since L-BFGS last gave up.
         evaluations: gradients so far.
+        waking: AWAKE; PROBING while the trial is a look at saturated logits; TRYING while it is what they say.
+        woken: how often saturated logits were looked at.
         end: CLIMBING, or how the climb ended.
         history: the loss at each evaluation.
     """
@@ -84,8 +97,52 @@ class Climb(NamedTuple):
     refused: Array
     taken: Array
     evaluations: Array
+    waking: Array
+    woken: Array
     end: Array
     history: Array
+
+
+def beginning(start: dict[str, Any], most: int) -> Climb:
+    """Return the state before the first gradient as NumPy arrays: making them takes no program.
+
+    Args:
+        start: the unconstrained parameters; only their sizes and types matter.
+        most: the largest number of gradients.
+    """
+    leaves = jax.tree.leaves(start)
+    dtype, size = jnp.result_type(*leaves), sum(math.prod(np.shape(x)) for x in leaves)
+    none, empty = np.zeros(size, dtype), np.zeros((_room(size), size), dtype)
+    zero, one, endless = np.zeros((), np.int32), np.ones((), dtype), np.full((), np.inf, dtype)
+    return Climb(
+        at=none,
+        loss=endless,
+        gradient=none,
+        natural=none,
+        direction=none,
+        share=one,
+        with_pairs=np.asarray(False),
+        decided=np.asarray(_SLOWEST / _GROWTH, dtype),
+        rate=np.asarray(_FIRST / _GROWTH, dtype),
+        steps=empty,
+        bends=empty,
+        pairs=zero,
+        plain=one,
+        lengths=np.full(_LOOK_BACK, np.inf, dtype),
+        length=endless,
+        reach=endless,
+        refused=zero,
+        taken=zero,
+        evaluations=zero,
+        waking=zero,
+        woken=zero,
+        end=zero,
+        history=np.full(most, np.nan, dtype),
+    )
+
+
+def _room(size: int) -> int:
+    return max(2, min(_PAIRS, _ROOM // (2 * max(1, size))))
 
 
 class Ascent:
@@ -109,7 +166,7 @@ class Ascent:
     ) -> None:
         flat, self.unflatten = ravel_pytree(like)
         self.metric, self.tolerance, self.most, self.dtype = metric, tolerance, most, flat.dtype
-        self.room = max(2, min(_PAIRS, _ROOM // (2 * max(1, flat.size))))
+        self.room = _room(flat.size)
         self._value = jax.value_and_grad(lambda at: loss(self.unflatten(at)).astype(self.dtype))
         self._in_factor, self._discrete = (
             ravel_pytree(jax.tree.map(lambda mine, x: jnp.full(jnp.shape(x), mine), marks, like))[0]
@@ -117,34 +174,16 @@ class Ascent:
         )
         self._any_discrete = any(jax.tree.leaves(metric.has_factor(like, discrete=True)))
 
-    def begin(self, start: dict[str, Any]) -> Climb:
-        """Return the state of a climb from some parameters; nothing is evaluated yet."""
+    def begin(self, start: dict[str, Any], nudge: dict[str, Any] | None = None) -> Climb:
+        """Return the state of a climb from some parameters, moved by a nudge; nothing is evaluated yet.
+
+        A nudge to where the loss is not finite is shortened.
+        """
         at = ravel_pytree(start)[0]
-        zero, one = jnp.zeros((), jnp.int32), jnp.ones((), self.dtype)
-        none = jnp.zeros_like(at)
-        empty = jnp.zeros((self.room, at.size), at.dtype)
-        return Climb(
-            at=at,
-            loss=jnp.asarray(jnp.inf, self.dtype),
-            gradient=none,
-            natural=none,
-            direction=none,
-            share=one,
+        return jax.tree.map(jnp.asarray, beginning(start, self.most))._replace(
             with_pairs=jnp.asarray(not self._any_discrete),
-            decided=jnp.asarray(_SLOWEST / _GROWTH, self.dtype),
-            rate=jnp.asarray(_FIRST / _GROWTH, self.dtype),
-            steps=empty,
-            bends=empty,
-            pairs=zero,
-            plain=one,
-            lengths=jnp.full(_LOOK_BACK, jnp.inf, self.dtype),
-            length=jnp.asarray(jnp.inf, self.dtype),
-            reach=jnp.asarray(jnp.inf, self.dtype),
-            refused=zero,
-            taken=zero,
-            evaluations=zero,
-            end=zero,
-            history=jnp.full(self.most, jnp.nan, at.dtype),
+            at=at,
+            direction=jnp.zeros_like(at) if nudge is None else ravel_pytree(nudge)[0].astype(at.dtype),
         )
 
     def run(self, climb: Climb, upto: Array | int | None = None) -> Climb:
@@ -155,22 +194,35 @@ class Ascent:
     # --- one iteration ------------------------------------------------------------------------------------------
 
     def _iterate(self, climb: Climb) -> Climb:
-        there = climb.at + climb.share * climb.direction
+        direction = climb.direction
+        there = climb.at + climb.share * direction
         loss, gradient = self._value(there)
-        sound, first = jnp.isfinite(loss) & jnp.all(jnp.isfinite(gradient)), climb.evaluations == 0
+        sound, first = jnp.isfinite(loss) & jnp.all(jnp.isfinite(gradient)), jnp.isinf(climb.loss)
         slope, behind = jnp.vdot(climb.gradient, climb.direction), jnp.vdot(gradient, climb.direction)
         falls = loss <= climb.loss + _DESCENT * climb.share * slope
         flat = (loss <= climb.loss + self._rounding(climb)) & (behind <= _FLAT * jnp.abs(slope))
-        good = sound & (falls | flat | first)
+        probing, trying = climb.waking == PROBING, climb.waking == TRYING
+        gains = loss < climb.loss - self._rounding(climb)
+        good = sound & ~probing & jnp.where(trying, gains, falls | flat | first)
         count = climb.evaluations + 1
-        climb = climb._replace(evaluations=count, history=climb.history.at[count - 1].set(loss))
-        refused = self._refused(climb, loss, slope)
+        seen = jnp.where(climb.waking == PROBING, climb.loss, loss)  # a look is no step
+        climb = climb._replace(evaluations=count, history=climb.history.at[count - 1].set(seen))
+        before, refused = climb, self._refused(climb, loss, slope)
         # L-BFGS gives up a direction, and all that it knows, for natural steps.
         gives_up = climb.with_pairs & (climb.pairs > 0) & (refused.refused >= _PATIENCE)
         accepted = self._accepted(climb, there, loss, gradient, first)
+        accepted = _choose(trying, self._forgetful(accepted), accepted)
         climb = _choose(good, accepted, _choose(gives_up, self._forgetful(refused), refused))
-        climb = jax.lax.cond(good | gives_up, self._aimed, lambda c, _: c, climb, good)
-        end = jnp.where(first & ~sound, STUCK, climb.end)
+        climb = _choose(probing, before._replace(at=there, gradient=gradient), climb)
+        climb = jax.lax.cond(good | gives_up | probing, self._aimed, lambda c, _: c, climb, good)
+        awake = before._replace(
+            direction=jnp.where(direction != 0, there + climb.natural - before.at, 0.0),
+            waking=jnp.asarray(TRYING, jnp.int32),
+        )
+        climb = _choose(probing, awake, climb)
+        climb = climb._replace(end=jnp.where(trying & ~good, CONVERGED, climb.end))
+        still = jnp.all(direction == 0)  # a start, not a nudge from it
+        end = jnp.where(first & ~sound & (still | (climb.end != CLIMBING)), NOWHERE, climb.end)
         end = jnp.where((end == CLIMBING) & (count >= self.most), SPENT, end)
         return climb._replace(end=end.astype(jnp.int32))
 
@@ -239,11 +291,15 @@ class Ascent:
         direction = ravel_pytree(tamed)[0]
         direction = jnp.where(jnp.vdot(climb.gradient, direction) < 0, direction, _FIRST * natural)
         outside = jnp.where(self._in_factor, 0.0, climb.gradient)
-        still = climb.plain * jnp.vdot(outside, outside) <= self._rounding(climb)
+        gains = climb.plain * jnp.vdot(outside, outside), jnp.abs(jnp.vdot(outside, direction))
+        still = (gains[0] <= self._rounding(climb)) & (gains[1] <= jnp.maximum(self._rounding(climb), _GAIN))
         flat = 0.5 * jnp.abs(jnp.vdot(climb.gradient, natural)) <= self._rounding(climb) / 8
         close = jnp.where(pairs > 0, reach < self.tolerance, length < 0.3 * self.tolerance) | flat
         settled = climb.decided >= 1.0 if self._any_discrete else True
         done = settled & (length < self.tolerance) & close & still
+        near = ravel_pytree(self.metric.awake(here, _FAR[min(8, max(4, self.dtype.itemsize))]))[0]
+        look = done & jnp.any(near != climb.at) & (climb.woken < _WAKES) & self._any_discrete
+        direction = jnp.where(look, near - climb.at, direction)
         return climb._replace(
             direction=direction,
             share=jnp.ones_like(climb.share),
@@ -251,7 +307,9 @@ class Ascent:
             pairs=pairs,
             length=length,
             reach=reach,
-            end=jnp.where(done, CONVERGED, CLIMBING).astype(jnp.int32),
+            waking=jnp.where(look, PROBING, AWAKE).astype(jnp.int32),
+            woken=climb.woken + look,
+            end=jnp.where(done & ~look, CONVERGED, CLIMBING).astype(jnp.int32),
         )
 
     def _by_pairs(self, climb: Climb) -> tuple[Array, Array]:
@@ -263,17 +321,22 @@ class Ascent:
         sizes = jnp.sqrt(jnp.diagonal(gram))
         known = (jnp.arange(m) >= m - climb.pairs) & (curvature > 1e-6 * sizes[:m] * sizes[m : 2 * m])
         inverse = jnp.where(known, 1.0 / jnp.where(known, curvature, 1.0), 0.0)
+
+        def back(k: Array, given: tuple[Array, Array]) -> tuple[Array, Array]:
+            weights, q = given
+            i = m - 1 - k
+            weight = inverse[i] * jnp.sum(gram[i] * q)
+            return weights.at[i].set(weight), q.at[m + i].add(-weight)
+
+        def forth(i: Array, q: Array) -> Array:
+            return q.at[i].add(jnp.where(known[i], weights[i] - inverse[i] * jnp.sum(gram[m + i] * q), 0.0))
+
         q = jnp.zeros(2 * m + 1, self.dtype).at[-1].set(-1.0)
-        weights = jnp.zeros(m, self.dtype)
-        for i in reversed(range(m)):
-            weight = inverse[i] * (gram[i] @ q)
-            weights, q = weights.at[i].set(weight), q.at[m + i].add(-weight)
+        weights, q = jax.lax.fori_loop(0, m, back, (jnp.zeros(m, self.dtype), q))
         newest = m - 1 - jnp.argmax(known[::-1])
         bend = gram[m + newest, m + newest]
         size = jnp.where(known[newest] & (bend > 0), curvature[newest] / jnp.where(bend > 0, bend, 1.0), _FIRST)
-        q = size * q
-        for i in range(m):
-            q = q.at[i].add(jnp.where(known[i], weights[i] - inverse[i] * (gram[m + i] @ q), 0.0))
+        q = jax.lax.fori_loop(0, m, forth, size * q)
         return -(q @ basis), jnp.where(jnp.any(known), climb.pairs, 0)
 
     def _products(self, climb: Climb, basis: Array) -> Array:

@@ -7,7 +7,7 @@ which has one number too many, and saturated probabilities are solved as well as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,11 +40,12 @@ class Metric:
     Args:
         guide: the guide as a map of parameters.
         unconstrained: the parameters, for their shapes; those of a model are left alone.
+        shared: parameters of the guide that the model has, too, and that are left alone like the model's.
     """
 
-    def __init__(self, guide: GuideMap, unconstrained: Mapping[str, Any]) -> None:
+    def __init__(self, guide: GuideMap, unconstrained: Mapping[str, Any], shared: Collection[str] = ()) -> None:
         self.guide = guide
-        self.ownership: Ownership = owners(guide, unconstrained)
+        self.ownership: Ownership = owners(guide, unconstrained, shared)
         self.structure: Any = jax.tree.structure({name: unconstrained[name] for name in guide.transforms})
         clusters = self.ownership.clusters
         self._natural = {i for cluster in clusters for i in cluster.leaves}
@@ -117,7 +118,11 @@ class Metric:
         return jax.vmap(one)(steps)
 
     def draw(self, unconstrained: Tree, key: Array, length: float) -> Tree:
-        """Draw a random step of about this Fisher length in each Fisher coordinate, from N(0, length² F⁻¹)."""
+        """Draw a random step of about this Fisher length in each Fisher coordinate, from N(0, length² F⁻¹).
+
+        The Fisher information is local: of a logit of 30, a twentieth of a standard deviation is 160,000. So numbers
+        of discrete factors move by no more than four times the length, and so does the logarithm of a scale.
+        """
         leaves = self._leaves(unconstrained)
 
         def coordinates(step: list[Array]) -> list[Array]:
@@ -130,7 +135,36 @@ class Metric:
         natural = self.has_factor(unconstrained)
         zeros = jax.tree.map(jnp.zeros_like, dict(unconstrained))
         step = self.solve(unconstrained, self._put(zeros, back(noise)[0]), 10.0).step
-        return jax.tree.map(lambda mine, x: length * x if mine else jnp.zeros_like(x), natural, step)
+        most = 4 * length
+
+        def short(mine: bool, discrete: bool, x: Array) -> Array:
+            x = length * x if mine else jnp.zeros_like(x)
+            return jnp.clip(x, -most, most) if discrete else x
+
+        step = jax.tree.map(short, natural, self.has_factor(unconstrained, discrete=True), step)
+        return self.tamed(unconstrained, step, most)[0]
+
+    def awake(self, unconstrained: Tree, far: float) -> Tree:
+        """Return parameters with no logit of a discrete factor further than `far` from that of its likeliest value.
+
+        The probability of a saturated factor has no digits left, and the gradient of its logit none either.
+        """
+        leaves = self._leaves(unconstrained)
+        for cluster in self.ownership.clusters:
+            size = cluster.blocks.shape[1]
+            if not all(self.guide.sites[site].discrete for site in cluster.sites):
+                continue
+            if cluster.kind != "softmax" and size != 1:
+                continue
+            mine = [leaves[i] for i in cluster.leaves]
+            flat = jnp.concatenate([x.ravel() for x in mine] + [jnp.zeros(1, mine[0].dtype)])
+            u = flat[cluster.blocks]
+            near = jnp.clip(u, -far, far) if size == 1 else jnp.maximum(u, jnp.max(u, -1, keepdims=True) - far)
+            flat = flat.at[cluster.blocks].set(near)[:-1]
+            cuts = np.cumsum([x.size for x in mine])[:-1]
+            for i, part in zip(cluster.leaves, jnp.split(flat, cuts), strict=True):
+                leaves[i] = part.reshape(leaves[i].shape)
+        return self._put(unconstrained, leaves)
 
     def tamed(self, unconstrained: Tree, step: Tree, fold: float) -> tuple[Tree, Array]:
         """Shorten a step, factor by factor, until no positive parameter of a distribution leaves its neighbourhood.
@@ -264,7 +298,10 @@ def _fisher(cluster: Cluster, roots: Mapping[str, Array]) -> Array:
 
 
 def _solve(fisher: Array, gradient: Array) -> Array:
-    """Apply the pseudo-inverse of each block, scaled to a unit diagonal."""
+    """Apply the inverse of each block, scaled to a unit diagonal, with one in the place of a zero eigenvalue.
+
+    Along such a direction the guide stays the same; the gradient is zero there, but for parameters of the model.
+    """
     size = fisher.shape[-1]
     if size == 1:
         return _ratio(gradient, fisher[..., 0])
@@ -281,5 +318,5 @@ def _solve(fisher: Array, gradient: Array) -> Array:
 
 
 def _above(x: Array, small: Any) -> Array:
-    """Return 1 / x, zero where x is not above a limit."""
-    return jnp.where(x > small, 1.0 / jnp.where(x > small, x, 1.0), 0.0)
+    """Return 1 / x, one where x is not above a limit."""
+    return jnp.where(x > small, 1.0 / jnp.where(x > small, x, 1.0), 1.0)

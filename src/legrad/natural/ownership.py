@@ -8,7 +8,7 @@ by itself; a number that several factors share makes one block of all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,8 +62,15 @@ class Ownership:
     paths: tuple[str, ...] = ()
 
 
-def owners(guide: GuideMap, unconstrained: Mapping[str, Any]) -> Ownership:
-    """Find the blocks of a guide's parameters; the values of the parameters do not matter, only their shapes."""
+def owners(guide: GuideMap, unconstrained: Mapping[str, Any], shared: Collection[str] = ()) -> Ownership:
+    """Find the blocks of a guide's parameters; the values of the parameters do not matter, only their shapes.
+
+    Args:
+        guide: the guide.
+        unconstrained: its parameters.
+        shared: parameters that are in no block, because the model has them, too: what they do there is no matter of
+            the guide's distributions, and along a direction in which these stay the same F knows nothing of it.
+    """
     mine = {name: unconstrained[name] for name in guide.transforms}
     found, structure = jax.tree_util.tree_flatten_with_path(mine)
     leaves = [leaf for _, leaf in found]
@@ -75,7 +82,12 @@ def owners(guide: GuideMap, unconstrained: Mapping[str, Any]) -> Ownership:
         return guide.values(params), guide.of_refused(params)
 
     starts = np.cumsum([0, *(2 * max(len(shape), 1) for shape in shapes)])
-    known, refused = reach(Program(program, leaves), _boxes(shapes, starts))
+    names = [path[0].key for path, _ in found]
+    boxes = _boxes(shapes, starts)
+    for box, name in zip(boxes, names, strict=True):
+        if name in shared:
+            box[:] = EMPTY
+    known, refused = reach(Program(program, leaves), boxes)
     seen = {site: _by_element(guide, site, known[site]) for site in guide.sites}
     sees: dict[str, set[int]] = {s: _touched(b, starts) for s, b in seen.items()}
     for site, arrays in refused.items():
@@ -86,7 +98,9 @@ def owners(guide: GuideMap, unconstrained: Mapping[str, Any]) -> Ownership:
         names = [paths[i] for i in group_leaves]
         bad = [site for site in group_sites if site in guide.refused]
         if not group_sites:
-            plain |= dict.fromkeys(names, "no random site of the guide depends on it")
+            ours = {n: any(n.startswith(s) for s in shared) for n in names}
+            why = {True: "the model has it, too", False: "no random site of the guide depends on it"}
+            plain |= {n: why[ours[n]] for n in names}
         elif bad:
             plain |= dict.fromkeys(names, guide.refused[bad[0]])
         elif (pair := _mean_and_tril(guide, mine, structure, group_leaves, group_sites)) is not None:

@@ -17,7 +17,7 @@ import numpyro.distributions as dist
 
 import legrad
 from expected.case import Case
-from legrad import _compat
+from legrad._compiled import jit
 from legrad.model.problem import Noise
 from pivots import Given, Pivots, bare, elementwise, together, trace_of
 
@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
 def found(case: Case) -> Found:
     """Return what LocalExpectation finds, with everything that it draws averaged out."""
-    program = _compat.jit(lambda params, key: _loss(legrad.LocalExpectation(), case, params, key))
+    program = jit(lambda params, key: _loss(legrad.LocalExpectation(), case, params, key))
     first, *others = (jax.device_get(program(case.params, jax.random.key(seed))) for seed in range(KEYS))
     if all(_same(first, other) for other in others):
         return Found(*first, True, 0.0)
@@ -79,7 +79,7 @@ def _over_pivots(case: Case, estimator: Any) -> Found:
                 case.params
             )
 
-    @_compat.jit
+    @jit
     def some(given: dict[str, Any], mass: jax.Array) -> Any:
         return jax.tree.map(lambda a: jnp.tensordot(mass, a, 1), jax.vmap(one)(given))
 

@@ -23,7 +23,7 @@ from numpyro import handlers
 from numpyro.infer.util import log_density
 from numpyro.primitives import Messenger
 
-from legrad import _compat
+from legrad._compiled import jit
 from pivots import bare, elementwise, product
 
 Values = dict[str, Any]
@@ -120,4 +120,4 @@ class Dense:
         return -jnp.sum(jnp.where(weight > 0, weight * jnp.where(weight > 0, f, 0.0), 0.0))
 
     def __call__(self, params: Values) -> tuple[jax.Array, Values]:
-        return _compat.jit(jax.value_and_grad(self.loss))(params)  # XLA's YNNPACK mixes up constants
+        return jit(jax.value_and_grad(self.loss))(params)  # XLA's YNNPACK mixes up constants
