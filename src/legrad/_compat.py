@@ -119,9 +119,15 @@ def _options() -> dict[str, Any] | None:
     return _PLAIN_LOOPS
 
 
-def jit(f: Callable[..., Any]) -> Any:
-    """Apply `jax.jit` with the compiler options that suit the programs of this package."""
-    return jax.jit(f, compiler_options=_options())
+def jit(f: Callable[..., Any], quick: bool = False) -> Any:
+    """Apply `jax.jit` with the compiler options that suit the programs of this package.
+
+    Args:
+        f: the function.
+        quick: whether to compile for compile time, not for run time.
+    """
+    options = {**(_QUICK if quick and jax.default_backend() == "cpu" else {}), **(_options() or {})}
+    return jax.jit(f, compiler_options=options or None)
 
 
 def jit_once(f: Callable[..., Any]) -> Callable[..., Any]:
