@@ -26,7 +26,8 @@ MOST = 60  # latents, above which a mixture would need too many draws
 _DRAWS = 4 * CHUNK  # draws that move
 _MOVES, _KEPT, _LEAPS = 30, 8, (4, 13)  # moves, the last of which are kept, and the number of steps of one
 _COMPONENTS, _EM = 8, 20
-_ROUNDS = 3  # fits of the mixture
+_ROUNDS = 3  # fits of the mixture to the same moves
+_SEARCHES, _GOOD = 3, 0.6  # the largest number of all that; a k-hat that ends it
 _WEIGHED = 4096
 
 
@@ -84,31 +85,36 @@ def cover(density: Density, q: Gaussian, wide: Gaussian, seed: int) -> Covered |
         seed: seeds the draws.
     """
     rng = np.random.default_rng([seed, 3])
-    with np.errstate(all="ignore"):  # a step that is too long is not accepted
-        moved = _moved(density, q, wide, rng)
-    if moved is None:
-        return None
-    u, wide = moved
-    found: Covered | None = None
-    for _ in range(_ROUNDS):  # the last is taken, not that of the lowest k-hat, which may not have seen its tail
-        found, x = _weighed(density, q, _fitted(u, wide, rng), rng)
-        if found is None:
+    x, found = _first(density, q, rng), None
+    for _ in range(_SEARCHES):
+        if x is None:
             break
-        # Draws by weight reach where the moved ones have not come yet: the next round is fitted to both.
-        u = np.concatenate([u, _whitened(x, wide)])
+        with np.errstate(all="ignore"):  # a step that is too long is not accepted
+            u, wide = _moved(density, x, wide, rng)
+        for _ in range(_ROUNDS):  # the last is taken, not that of the lowest k-hat, which may not have seen its tail
+            covered, x = _weighed(density, q, _fitted(u, wide, rng), rng)
+            # Draws by weight reach where the moved ones have not come yet: the next round is fitted to both.
+            if x is None:
+                break
+            u = np.concatenate([u, _whitened(x, wide)])
+        if covered is not None and (found is None or covered.khat < found.khat):
+            found = covered
+        if found is not None and found.khat < _GOOD:
+            break
+        x = None if x is None else x[:_DRAWS]
     return found
 
 
 def _weighed(
     density: Density, q: Gaussian, mixture: Mixture, rng: np.random.Generator
-) -> tuple[Covered | None, np.ndarray]:
+) -> tuple[Covered | None, np.ndarray | None]:
     """Weigh draws of a mixture and of the Gaussian; return what they say, and some resampled by weight."""
     x = np.concatenate([mixture.draw(_WEIGHED, rng), q.at(rng.normal(size=(_WEIGHED // 2, len(q.loc))))])
     log_p = density.many(x)
     log_p = np.where(np.isfinite(log_p), log_p, -math.inf)
     log_r = np.logaddexp(math.log(2 / 3) + mixture.log_density(x), math.log(1 / 3) + _log_normal(x, q))
     if np.isneginf(log_p).all():
-        return None, x[:0]
+        return None, None
     weights, khat = smoothed_weights(log_p - log_r)
     weights = weights / weights.sum()
     mean = weights @ x
@@ -125,27 +131,29 @@ def _whitened(x: np.ndarray, by: Gaussian) -> np.ndarray:
     return np.asarray(solve_triangular(by.tril, (x - by.loc).T, lower=True).T)
 
 
-def _moved(
-    density: Density, q: Gaussian, wide: Gaussian, rng: np.random.Generator
-) -> tuple[np.ndarray, Gaussian] | None:
-    """Return draws, resampled by weight and moved, and the Gaussian that whitens them."""
+def _first(density: Density, q: Gaussian, rng: np.random.Generator) -> np.ndarray | None:
+    """Return draws of the Gaussian, resampled; None if none has a density."""
+    x = q.at(rng.normal(size=(_DRAWS, len(q.loc))))
+    value = density.many(x)
+    log_w = np.where(np.isfinite(value), value, -math.inf) - _log_normal(x, q)
+    if np.isneginf(log_w).all():
+        return None
+    # Half of the draws by weight, so that none with a large weight stands for all of them.
+    w = np.exp(0.5 * (log_w - log_w.max()))
+    return x[rng.choice(_DRAWS, _DRAWS, p=w / w.sum())]
+
+
+def _moved(density: Density, x: np.ndarray, wide: Gaussian, rng: np.random.Generator) -> tuple[np.ndarray, Gaussian]:
+    """Return draws after many moves, and the Gaussian that whitens them."""
 
     def at(u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         parts = [density.many_gradients(wide.at(part)) for part in np.split(u, len(u) // CHUNK)]
         value, gradient = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
         return np.where(np.isfinite(value), value, -math.inf), np.nan_to_num(gradient @ wide.tril)
 
-    start = q.at(rng.normal(size=(_DRAWS, len(q.loc))))
-    u = _whitened(start, wide)
+    u = _whitened(x, wide)
     value, gradient = at(u)
-    log_w = value - _log_normal(start, q)
-    if not np.isfinite(log_w).any():
-        return None
-    # Half of the draws by weight, so that none with a large weight stands for all of them.
-    w = np.exp(0.5 * (log_w - log_w.max()))
-    chosen = rng.choice(_DRAWS, _DRAWS, p=w / w.sum())
-    u, value, gradient = u[chosen], value[chosen], gradient[chosen]
-    step, kept = 0.7 * len(q.loc) ** -0.25, []
+    step, kept = 0.7 * u.shape[1] ** -0.25, []
     for i in range(_MOVES):
         v = rng.normal(size=u.shape)
         energy = value - 0.5 * np.sum(v**2, 1)
