@@ -119,14 +119,19 @@ def _kind(leaves: list[Any]) -> Any:
     return tuple(found)
 
 
-def jit(f: Callable[..., Any]) -> Any:
-    """Apply `jax.jit` with the compiler options that suit the programs of this package."""
-    return _Program(f, quick=False)
+def jit(f: Callable[..., Any], quick: bool = False) -> Any:
+    """Apply `jax.jit` with the compiler options that suit the programs of this package.
+
+    Args:
+        f: the function.
+        quick: whether to compile for compile time where arguments are few, not for run time.
+    """
+    return _Program(f, quick)
 
 
 def jit_once(f: Callable[..., Any]) -> Any:
     """Apply `jit` to a program that runs once: a small program is compiled for compile time, not for run time."""
-    return _Program(f, quick=True)
+    return jit(f, quick=True)
 
 
 def outcome(f: Callable[..., Any], *args: Any) -> Any:

@@ -71,6 +71,15 @@ def test_units_do_not_matter(scale, shift):
     assert np.abs(np.asarray(draws["beta"], np.float64).std(0) / sd - 1).max() < 0.05
 
 
+def test_a_long_program_is_compiled_once_and_is_right_too(monkeypatch):
+    """A Python loop over time: gradients of points are padded to those of many, Hessians are differences."""
+    monkeypatch.setattr("legrad.fitting.density._LONG", 0)
+    result = legrad.fit(known_noise, args=(X, Y), key=jax.random.key(0))
+    cov = np.linalg.inv(X.T @ X)
+    assert result.converged, result.status
+    assert is_gaussian(result, cov @ X.T @ Y, cov, 1e-4)
+
+
 def correlated():
     a = numpyro.sample("a", dist.Normal(0.0, 1.0))
     numpyro.sample("b", dist.Normal(a, 0.01))

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from legrad.diagnostics.components import component_concerns
 from legrad.diagnostics.psis import (
     FEW,
     LIMIT,
@@ -154,6 +155,7 @@ def diagnose(problem: Problem, key: jax.Array, n: int = 16_000, proposal: Proble
             found.append(_at(value, error, _worst(value, error)))
             flags += _flags(name, what, found[-1], _at(value, error, np.argmax(error)), z, n, k)
         sites[name] = SiteShift(found[0], found[1] if len(found) == 2 else None)
+    flags += component_concerns(moments, draws.labels, n)
     return Diagnosis(k, summary(known(own)), sites, flags, n, _notes(draws))
 
 

@@ -26,6 +26,7 @@ from legrad.model.problem import Evaluation, Noise, Problem
 from legrad.model.threads import one_at_a_time
 
 _MEMORY = 1 << 26  # bytes of intermediate values of draws made together, and of the draws held on the host
+_LONG, _CHEAP = 1500, 100_000  # operations and numbers: a long program of little work is compiled for compile time
 _TOGETHER = 1024  # draws made together: XLA's threads can wait for each other forever in larger batches of Cholesky
 Values = dict[str, np.ndarray]
 
@@ -78,7 +79,8 @@ class Draws:
         self._together = max(1, min(_TOGETHER, _MEMORY // (8 * largest)))
         self._chunk = max(2, math.ceil(n / math.ceil(n * held / _MEMORY)))
         self._run = lru_cache(maxsize=1)(self._run_chunk)  # if one chunk holds all draws, they are made once
-        self._compiled = _compiled(problem, self._together)
+        work = sum(v.aval.size for eqn in program.eqns for v in eqn.outvars if hasattr(v.aval, "size"))
+        self._compiled = _compiled(problem, self._together, len(program.eqns) > _LONG and work < _CHEAP)
         if not self.no_ratio:
             self.no_ratio = _point_mass(self._run(0)[0], latents)
 
@@ -149,16 +151,16 @@ def _one(problem: Problem, key: jax.Array, trace: handlers.trace) -> tuple[dict[
     return values, problem.evaluate({}, noise, pivot=pivot).total()
 
 
-def _compiled(problem: Problem, together: int) -> Any:
+def _compiled(problem: Problem, together: int, quick: bool) -> Any:
     arrays, rebuild = split_arrays((dict(problem.params), problem.args, dict(problem.kwargs)))
 
-    @jit
     def run(keys: jax.Array, arrays: list[Any]) -> Any:
         params, args, kwargs = rebuild(arrays)
         here = Problem(problem.model, problem.guide, params, args, kwargs, problem.entropy)
         return map_in_batches(lambda k: _one(here, k, handlers.trace()), keys, together)
 
-    return lambda keys: run(keys, arrays)
+    compiled = jit(run, quick)
+    return lambda keys: compiled(keys, arrays)
 
 
 def _is_latent(site: Mapping[str, Any]) -> bool:

@@ -57,8 +57,8 @@ class Exact(Estimator):
 
         def one(number: jax.Array) -> jax.Array:
             x = configuration(number)
-            possible = stop_gradient(weighted(x)[0]) > -jnp.inf
-            # An impossible configuration counts for nothing; the pivot replaces it to keep gradients finite.
+            possible = stop_gradient(jnp.exp(weighted(x)[0])) > 0
+            # A configuration without probability counts for nothing; the pivot replaces it to keep gradients finite.
             x = {name: jnp.where(possible, z, stop_gradient(pivot[name].coordinate)) for name, z in x.items()}
             log_q, f = weighted(x)
             return jnp.where(possible, jnp.exp(log_q) * f, 0.0)

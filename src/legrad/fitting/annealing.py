@@ -67,6 +67,7 @@ class Annealing:
         windows: for each discrete site its smallest value, and the one after its largest.
         args: positional arguments of the model.
         kwargs: keyword arguments of the model.
+        possible: for discrete sites, which values of the window each element can take; all, if a site is not named.
     """
 
     def __init__(
@@ -75,8 +76,9 @@ class Annealing:
         windows: Mapping[str, tuple[int, int]],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        possible: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self.space, self.windows = space, dict(windows)
+        self.space, self.windows, self._possible = space, dict(windows), dict(possible or {})
         arrays, rebuild = split_arrays((args, dict(kwargs)))
 
         def f(x: jax.Array, z: Mapping[str, Any], arrays: Any) -> jax.Array:
@@ -115,7 +117,7 @@ class Annealing:
             x, value = self._climb(start, {}, _LAST)
             return Place(x, {}, value, {})
         of_first, of_draws, of_moves = jax.random.split(key, 3)
-        best = self._cool(of_draws, start, self._first(of_first, start, self._arrays), _FIRST)
+        best = self._cool(of_draws, start, self._inside(self._first(of_first, start, self._arrays)), _FIRST)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(of_moves)))
         groups = [name for name, (low, high) in self.windows.items() if 2 < high - low <= _GROUPS]
         for i in range(_MOVES if groups else 0):
@@ -127,6 +129,16 @@ class Annealing:
         x, value = self._climb(x, z, _LAST)
         log_odds = jax.device_get(self._odds(x, z, self._arrays))
         return Place(x, jax.device_get(z), value, log_odds)
+
+    def _inside(self, z: Mapping[str, Any]) -> dict[str, Any]:
+        """Move elements to the nearest values that the data allow."""
+        moved = dict(z)
+        for name, possible in self._possible.items():
+            low, high = self.windows[name]
+            away = np.abs(np.arange(low, high) - np.asarray(z[name])[..., None])
+            nearest = low + np.where(possible, away, high - low).argmin(-1)
+            moved[name] = jnp.asarray(nearest, z[name].dtype)
+        return moved
 
     def _cool(self, key: jax.Array, x: np.ndarray, z: Any, temperatures: Sequence[float]) -> tuple[float, Any, Any]:
         """Return the best value that is seen while the temperature falls, with its x and z."""

@@ -11,8 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-from numpyro import handlers
 
 from legrad.diagnostics.diagnosis import TOLERANCE
 from legrad.diagnostics.psis import LIMIT
@@ -22,10 +20,11 @@ from legrad.fitting.solve import MUCH_WORSE, Attempt, Solver
 from legrad.guides.structured import Structured
 from legrad.marginal.marginalize import Marginal, marginalize
 from legrad.marginal.plan import is_discrete, look
+from legrad.model.abstract import abstract_trace
 from legrad.model.log_density import LogDensity
 from legrad.model.messages import warn
-from legrad.model.prior_draw import prior_draw
 from legrad.model.problem import Problem
+from legrad.model.sites import sample_sites
 from legrad.model.threads import one_at_a_time
 
 _APART = 0.5  # standard deviations: Gaussians this far apart are not the same
@@ -50,6 +49,9 @@ def prepared(
     marginal = marginalize(model)
     if not whole:
         return marginal
+    sites = sample_sites(abstract_trace(model, args, kwargs))
+    if not any(is_discrete(site) for _, site in sites if not site["is_observed"]):
+        return model
     marginal = _without_pairs(marginal, args, kwargs)
     if not marginal.summed(*args, **kwargs) or (
         marginal.is_exact(*args, **kwargs) and _has_params(model, args, kwargs)
@@ -93,23 +95,16 @@ def paired_sites(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     return found
 
 
-@one_at_a_time
 def _has_params(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
-        model(*args, **kwargs)
-    return any(site["type"] == "param" for site in trace.values())
+    return any(site["type"] == "param" for site in abstract_trace(model, args, kwargs).values())
 
 
-@one_at_a_time
 def solvable(guide: Structured, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a deterministic solver can fit a guide: one Gaussian, no parameters of the model, no subsampling."""
     guide.space(*args, **kwargs)
     if not guide.is_one_gaussian:
         return False
-    seeded = handlers.substitute(handlers.seed(guide.model, 0), substitute_fn=prior_draw)
-    with numpyro.validation_enabled(False):  # a draw of the prior may lead anywhere
-        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-    for site in trace.values():
+    for site in abstract_trace(guide.model, args, kwargs).values():
         if site["type"] in ("param", "mutable", "prng_key"):
             return False
         if site["type"] == "plate" and len(site["value"]) < site["args"][0]:
@@ -168,8 +163,15 @@ def _result(
         how=_method(attempt, solver, args, kwargs),
         gradients=attempt.gradients,
         double=solver.double,
-        moments=None if attempt.moments is None else (attempt.moments.loc, attempt.moments.tril),
+        moments=_cover(attempt),
     )
+
+
+def _cover(attempt: Attempt) -> Any:
+    """Return what covers the posterior: a mixture, or the moments, if they are known."""
+    if attempt.mixture is not None:
+        return attempt.mixture.loc, attempt.mixture.tril, attempt.mixture.weights
+    return None if attempt.moments is None else (attempt.moments.loc, attempt.moments.tril)
 
 
 def _method(attempt: Attempt, solver: Solver, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

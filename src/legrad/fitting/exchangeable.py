@@ -9,7 +9,7 @@ equal; and where its terms are so large that rounding hides what the data say, t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -27,7 +27,11 @@ _LARGE = 1e7  # terms of this size hide what the data say
 
 
 def exchangeable_sites(
-    space: LatentSpace, args: tuple[Any, ...], kwargs: Mapping[str, Any], categories: Mapping[str, int] | None = None
+    space: LatentSpace,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    categories: Mapping[str, int] | None = None,
+    density: Callable[[np.ndarray], float] | None = None,
 ) -> tuple[str, ...]:
     """Return the sites whose components can be relabelled together; none if no relabelling keeps the density.
 
@@ -36,6 +40,8 @@ def exchangeable_sites(
         args: positional arguments of the model.
         kwargs: keyword arguments of the model.
         categories: for each categorical latent that is sampled, the number of its values.
+        density: the log-density of the vector, if it is compiled already; it saves compiling
+            the model once more.
     """
     labels = dict(categories or {})
     shapes = {name: part.latent.shape for name, part in space.parts.items()}
@@ -46,9 +52,48 @@ def exchangeable_sites(
         renamed = [name for name, n in labels.items() if n == length]
         if any(space.parts[name].moving for name in axes):
             continue  # a support that depends on the order
-        if axes and _keeps(space, args, kwargs, axes, renamed):
+        if not axes:
+            continue
+        plain = not renamed and all(space.parts[name].free is None for name in axes)
+        if (
+            _keeps_vector(space, density, axes)
+            if density is not None and plain and not space.noncentered
+            else _keeps(space, args, kwargs, axes, renamed)
+        ):
             return tuple(axes)
     return ()
+
+
+def _keeps_vector(space: LatentSpace, density: Callable[[np.ndarray], float], axes: Mapping[str, list[int]]) -> bool:
+    """As `_keeps`, by the density of the vector: log p(z) = log p(x) - log |dz/dx|."""
+
+    def swap(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return the swapped vector, how much more log |dz/dx| is there, and whether it is inside the support."""
+        moved, more, inside = x, jnp.zeros(()), jnp.asarray(True)
+        for name, found in axes.items():
+            part = space.parts[name]
+            u = part.before_bijection(x)
+            z = swapped = part.transform(u)
+            for axis in found:
+                swapped = jnp.take(swapped, np.array([1, 0, *range(2, z.shape[axis])]), axis)
+            inside &= jnp.all(part.latent.support(swapped))
+            new = part.transform.inv(swapped)
+            stretch = part.transform.log_abs_det_jacobian
+            more += jnp.sum(stretch(new, swapped)) - jnp.sum(stretch(u, z))
+            moved = moved.at[part.start : part.start + part.size].set(new.ravel())
+        return moved, more, inside
+
+    compiled, rng = jit(swap), np.random.default_rng(0)
+    rounding, told = 1000 * float(jnp.finfo(jnp.result_type(float)).eps), False
+    for i in range(_DRAWS):
+        x = (space.start if i % 2 else space.other_start(rng)) + rng.normal(size=space.size)
+        moved, more, inside = jax.device_get(compiled(jnp.asarray(x)))
+        plain = density(x)
+        swapped = density(np.asarray(moved)) - float(more)
+        if not inside or (math.isfinite(plain) and abs(plain - swapped) > rounding * (1 + abs(plain))):
+            return False
+        told |= abs(plain) < _LARGE
+    return told
 
 
 @one_at_a_time

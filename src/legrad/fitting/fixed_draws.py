@@ -17,9 +17,8 @@ from scipy.optimize import minimize
 from scipy.special import ndtri
 from scipy.stats import qmc
 
-from legrad.fitting.density import Density
+from legrad.fitting.density import CHUNK, Density
 
-_CHUNK = 128  # draws of one compiled call
 _TOLERANCE = 1e-3  # a component of the gradient, in whitened coordinates
 _FAR = 1e300
 SMALLEST = 1e-6  # of the diagonal of T
@@ -70,8 +69,8 @@ class FixedDraws:
         """Return the ELBO of a Gaussian, and its gradients in m and T, in q's own coordinates."""
         self.gradients += 1
         value, g_loc, g_tril = 0.0, np.zeros(len(q.loc)), np.zeros_like(q.tril)
-        for start in range(0, len(e), _CHUNK):
-            part = e[start : start + _CHUNK]
+        for start in range(0, len(e), CHUNK):
+            part = e[start : start + CHUNK]
             values, gradients = self.density.many_gradients(q.at(part))
             value += float(values.sum())
             g_loc += gradients.sum(0)

@@ -63,7 +63,8 @@ def _search(guide: Structured, key: jax.Array, args: tuple[Any, ...], kwargs: Ma
     labels = {name: high for name, (low, high) in windows.items() if low == 0 and high > 2}
     space = guide.everything(*args, **kwargs)
     exchangeable = exchangeable_sites(space, args, kwargs, labels)
-    search = Annealing(space, windows, args, kwargs)
+    possible = {f.latent.name: f.possible for f in guide.discrete if f.possible is not None}
+    search = Annealing(space, windows, args, kwargs, possible)
     place, searches = _best(search, key, bool(windows or exchangeable), bool(exchangeable))
     if place is None:
         return None

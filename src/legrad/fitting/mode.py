@@ -23,6 +23,7 @@ _SMALLEST = 1e-15  # eigenvalues are at least this part of the largest
 _ARRIVED = 1e-6  # squared distance from the mode, in standard deviations
 _PROBE, _BESIDE = 30, 2.0  # gradients of a short search; standard deviations from a mode that are still beside it
 _FAR = 1e300
+_Point = tuple[np.ndarray, float, np.ndarray]  # a place, the log-density there, and its gradient
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def find_mode(density: Density, start: np.ndarray) -> Mode:
             moved = _search(density, x, value, step, distance)
         if moved is None:  # no digit is left to gain
             break
-        new, (new_value, new_gradient) = moved, density.gradient(moved)
+        new, new_value, new_gradient = moved
         new_bend = _curvature_at(density, new) if np.isfinite(new_gradient).all() else None
         if new_bend is None or not math.isfinite(new_value):
             break
@@ -167,21 +168,24 @@ def _curvature_at(density: Density, x: np.ndarray) -> Curvature | None:
     return curvature(hessian) if np.isfinite(hessian).all() else None
 
 
-def _search(density: Density, x: np.ndarray, value: float, step: np.ndarray, distance: float) -> np.ndarray | None:
-    """Return the first point along a step where the log-density rises enough; None if it never does."""
+def _search(density: Density, x: np.ndarray, value: float, step: np.ndarray, distance: float) -> _Point | None:
+    """Return the first point along a step where the log-density rises enough; None if there is none."""
     length = 1.0
     for _ in range(40):
         new = x + length * step
-        gain = density.value(new) - value
+        there, slope = density.gradient(new)
+        gain = there - value if math.isfinite(there) else -math.inf
         if gain >= 1e-4 * length * distance and gain > 1e-14 * abs(value):
-            return new
+            return new, there, slope
         length *= 0.3
     return None
 
 
-def _leave(density: Density, x: np.ndarray, value: float, lowest: np.ndarray) -> np.ndarray | None:
+def _leave(density: Density, x: np.ndarray, value: float, lowest: np.ndarray) -> _Point | None:
     """Return the best of some points along the lowest curvature of a saddle; None if none is better."""
     lengths = [sign * length for length in (3.0, 1.0, 0.3, 0.1) for sign in (1.0, -1.0)]
-    gains = [density.value(x + length * lowest) - value for length in lengths]
+    places = [x + length * lowest for length in lengths]
+    found = [density.gradient(place) for place in places]
+    gains = [there - value if math.isfinite(there) else -math.inf for there, _ in found]
     best = int(np.argmax(gains))
-    return x + lengths[best] * lowest if gains[best] > 1e-12 * abs(value) else None
+    return (places[best], *found[best]) if gains[best] > 1e-12 * abs(value) else None

@@ -29,6 +29,7 @@ from legrad.fitting.plot_posterior import LEVELS
 from legrad.fitting.quadrature_error import quadrature_concern
 from legrad.fitting.show import as_html, as_text
 from legrad.fitting.stopping import Phase
+from legrad.guides.gaussian import Cover
 from legrad.guides.protocol import HeavyTails, WholePlates
 from legrad.guides.structured import Structured
 from legrad.marginal.marginalize import Marginal, marginalize
@@ -71,7 +72,8 @@ class FitResult:
         note: for a fit without a guide, where the steps started.
         double: whether weights are computed in double precision, whatever the program runs in.
         moments: for a fit without a guide, mean and Cholesky factor of the posterior's covariance in unconstrained
-            space, by reweighted draws; draws that are weighed come from there.
+            space, by reweighted draws, or those of the components of a mixture, and their weights; draws that are
+            weighed come from there.
         names: the names of columns and rows of data frames among the arguments.
     """
 
@@ -94,7 +96,7 @@ class FitResult:
     how: str = field(default="", repr=False)
     gradients: dict[str, int] = field(default_factory=dict, repr=False)
     double: bool = field(default=False, repr=False)
-    moments: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+    moments: Cover | None = field(default=None, repr=False)
     note: str = field(default="", repr=False)
     names: tuple[Names, ...] = field(default=(), repr=False)
 

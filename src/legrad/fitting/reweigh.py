@@ -69,8 +69,13 @@ def reweigh(density: Density, q: Gaussian, seed: int) -> Reweighed:
 def _shift(q: Gaussian, posterior: Gaussian) -> float:
     if q is posterior:
         return math.nan
-    mine, theirs = (np.sqrt(np.sum(g.tril**2, axis=1)) for g in (q, posterior))
-    return float(max(np.max(np.abs(q.loc - posterior.loc) / theirs), np.max(np.abs(mine / theirs - 1))))
+    return shift_of(q, posterior.loc, np.sqrt(np.sum(posterior.tril**2, axis=1)))
+
+
+def shift_of(q: Gaussian, mean: np.ndarray, sd: np.ndarray) -> float:
+    """Return how far a Gaussian's means and sds are from others, at worst, in units of the latter sds."""
+    mine = np.sqrt(np.sum(q.tril**2, axis=1))
+    return float(max(np.max(np.abs(q.loc - mean) / sd), np.max(np.abs(mine / sd - 1))))
 
 
 def _moments(x: np.ndarray, weights: np.ndarray) -> Gaussian | None:

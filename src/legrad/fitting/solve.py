@@ -21,7 +21,8 @@ from legrad.fitting.density import Density
 from legrad.fitting.exchangeable import exchangeable_sites
 from legrad.fitting.fixed_draws import FixedDraws, Gaussian, moment_matched
 from legrad.fitting.mode import Mode, curvature, find_mode, search_elsewhere
-from legrad.fitting.reweigh import reweigh
+from legrad.fitting.moved_draws import MOST, Mixture, cover
+from legrad.fitting.reweigh import reweigh, shift_of
 from legrad.fitting.scale_start import scale_start
 from legrad.guides.structured import Structured
 from legrad.model.precision import as_double, in_double
@@ -32,6 +33,7 @@ _CONFIRMED = 0.05  # standard deviations that fresh draws may move the optimum
 _CLIMB = 200  # the largest number of gradients of the objective in one climb
 _WORK = 100_000  # gradients of the model in all climbs of one start, after which no climb with more draws begins
 _CLOSE = 0.5  # a k-hat below which a fit is not compared with a non-centred one
+_COVERED = 0.6  # a k-hat below which weighed draws need no mixture
 _MANY = 100  # latents above which the correlations of the mode are kept at first
 _CURVED = 400  # latents above which no mode is sought at fixed scales
 _STARTS = 100  # places to look for a finite start
@@ -55,6 +57,7 @@ class Attempt:
         khat: the PSIS k-hat of the weighed draws.
         shift: how far means and sds are from the posterior's by weighed draws, in its standard deviations.
         moments: the posterior's moments by weighed draws; None if they do not tell.
+        mixture: a mixture that covers the posterior better than its moments do, if it was looked for.
         mode: whether the climb began at a mode.
         history: the ELBO at each gradient of the objective.
         gradients: how many gradients of the model the mode took, and of the objective the climb.
@@ -74,6 +77,7 @@ class Attempt:
     history: list[float]
     gradients: dict[str, int]
     notes: tuple[str, ...] = ()
+    mixture: Mixture | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,9 @@ class Solver:
     def _run(self, restarts: int | None) -> list[Attempt]:
         self._densities.clear()
         args, kwargs = self._arguments()
-        self.exchangeable = exchangeable_sites(self.guide.space(*args, **kwargs), args, kwargs)
+        density = self._density(self.guide)
+        self.exchangeable = exchangeable_sites(density.space, args, kwargs, density=density.value)
+        density.gradients = 0  # those were no steps
         starts = [self._start(0)]
         if restarts is None and not self.exchangeable and not starts[0].mode.left_a_saddle:
             starts = self._with_other_modes(starts[0])
@@ -201,9 +207,23 @@ class Solver:
                 start = _Start(x, find_mode(density, x), 0, "")
                 if start.mode.found and not any(start.is_same(other) for other in (first, *others)):
                     others.append(start)
-        return [replace(first, gradients=first.gradients + density.gradients - before), *others]
+        total = first.gradients + density.gradients - before  # whichever mode is taken, all of it was needed
+        return [replace(start, gradients=total) for start in (first, *others)]
 
     def _best_form(self, start: _Start, number: int) -> Attempt:
+        """Climb from a start; where a Gaussian is not close to the posterior, look for a mixture that covers it."""
+        found = self._best_gaussian(start, number)
+        density = self._density(found.guide)
+        if not found.khat > _COVERED or density.size > MOST or time.perf_counter() > self.deadline:
+            return found
+        covered = cover(density, found.q, found.moments or found.q, self.seed)
+        if covered is None or not covered.khat < found.khat:
+            return found
+        note = f"weighed draws come from a mixture of {len(covered.mixture.weights)} Student-t's that covers it"
+        shift = shift_of(found.q, covered.mean, covered.sd)
+        return replace(found, khat=covered.khat, shift=shift, mixture=covered.mixture, notes=(*found.notes, note))
+
+    def _best_gaussian(self, start: _Start, number: int) -> Attempt:
         """Climb from a start; if the fit is not close to the posterior, try funnels non-centred."""
         found = self._climb(self.guide, start)
         if found.converged and found.khat < _CLOSE:

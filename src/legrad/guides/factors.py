@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,8 +19,11 @@ from numpyro.distributions.transforms import IdentityTransform, Transform
 from legrad._compiled import jit
 from legrad.distributions.offset_categorical import OffsetCategorical
 from legrad.guides.latents import Latent
+from legrad.guides.possible import possible_values
 from legrad.guides.windows import window_of
 
+_IMPOSSIBLE = -1e4  # the logit of a value that the data rule out
+_LABELS = ("Bernoulli", "Categorical")  # beginnings of the names of distributions
 _INIT_PROBABILITY = 0.9  # initial probability of a discrete value named in `init`
 
 
@@ -32,6 +35,7 @@ class DiscreteFactor:
     low: int
     high: int
     logits: jax.Array
+    possible: np.ndarray | None = None  # which values the data allow, for each element; None for all
 
     parameters = ("logits",)
 
@@ -57,7 +61,17 @@ class DiscreteFactor:
         if h is not None and self.logits.size * h.size <= most:
             slopes = jnp.zeros((*self.logits.shape, h.size), self.logits.dtype)
             logits = logits + numpyro.param(f"{prefix}{name}_slopes", slopes, event_dim=event_dim + axes + 1) @ h
+        if self.possible is not None:
+            logits = self._inside(logits)
         return numpyro.sample(name, self.latent.wrap(self.distribution(logits)))
+
+    def _inside(self, logits: jax.Array) -> jax.Array:
+        """Give values that the data rule out a probability of zero; their logarithm stays finite."""
+        possible = np.asarray(self.possible)
+        if self.latent.support != constraints.boolean:
+            return jnp.where(possible, logits, _IMPOSSIBLE)
+        certain = np.where(possible[..., 1], -_IMPOSSIBLE, _IMPOSSIBLE)
+        return jnp.where(possible.all(-1), logits, certain)
 
 
 @dataclass(frozen=True)
@@ -115,6 +129,28 @@ def discrete_factor(
     if site.support == constraints.boolean:
         logits = jnp.asarray(np.asarray(logits)[..., 1] - np.asarray(logits)[..., 0])
     return DiscreteFactor(site.static(), low, high, logits)
+
+
+def inside_the_data(
+    factors: Sequence[DiscreteFactor],
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    draws: Mapping[str, Sequence[Latent]],
+) -> list[DiscreteFactor]:
+    """Return the factors without the values that the data rule out.
+
+    Args:
+        factors: the factors of all discrete sites.
+        model: the model.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        draws: for each latent site, its draws from the prior.
+    """
+    # Labels are left out: looking costs a compilation, and it is counts whose data bound them.
+    windows = {f.latent.name: (f.low, f.high) for f in factors if not f.latent.family.startswith(_LABELS)}
+    found = possible_values(model, args, kwargs, list(draws.values()), windows)
+    return [replace(f, possible=found.get(f.latent.name)) for f in factors]
 
 
 def all_members(site: Latent, transform: Transform, loc: jax.Array) -> jax.Array:

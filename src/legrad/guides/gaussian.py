@@ -9,6 +9,7 @@ their number, and a plate may be subsampled.
 Draws that are weighed against the posterior need tails at least as heavy as the posterior's. For those the joint is
 
     x ~ ⅓ Normal(loc, L Lᵀ) + ⅓ Normal(m, S) + ⅓ Student-t(5; m, S)     m, S: moments of the posterior, if known
+    x ~ ⅓ Normal(loc, L Lᵀ) + ⅔ Σ_k π_k Student-t(5; m_k, S_k)          if a mixture that covers it is known
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from legrad.guides.whitened import WhitenedCholesky, WhitenedVector
 FULL = 400  # the largest number of latents with a full Cholesky factor
 _TAILS = 5.0  # degrees of freedom of the heavy tails
 Moments = tuple[np.ndarray, np.ndarray]  # a mean, and the Cholesky factor of a covariance
+Cover = Moments | tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Or those of the components of a mixture of Student-t's, and the components' weights."""
 
 
 @dataclass
@@ -44,7 +47,8 @@ class Joint:
         scale: the initial standard deviation of each latent.
         whitening: a center and a lower triangular matrix: the coordinates in which to optimize; None for plain ones.
         heavy: whether to sample with heavy tails.
-        moments: the moments of the posterior, for the heavy tails; None for those of the Gaussian.
+        moments: the moments of the posterior, for the heavy tails, or a mixture that covers it; None for those of
+            the Gaussian.
     """
 
     name: str
@@ -52,7 +56,7 @@ class Joint:
     scale: float
     whitening: Moments | None = None
     heavy: bool = False
-    moments: Moments | None = None
+    moments: Cover | None = None
 
     def sample(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Sample the vector; return it, its mean, and the vector less its mean in standard deviations."""
@@ -69,6 +73,11 @@ class Joint:
     def _heavy(self, fn: Any) -> Any:
         if not isinstance(fn, dist.MultivariateNormal):
             return fn
+        if self.moments is not None and len(self.moments) == 3:
+            loc, tril, weights = map(jnp.asarray, self.moments)
+            each = dist.MultivariateStudentT(_TAILS, loc, tril)
+            cover = dist.MixtureSameFamily(dist.Categorical(probs=weights), each)
+            return dist.MixtureGeneral(dist.Categorical(probs=jnp.asarray([1 / 3, 2 / 3])), [fn, cover])
         m, root = (fn.loc, fn.scale_tril) if self.moments is None else map(jnp.asarray, self.moments)
         parts = [fn, dist.MultivariateNormal(m, scale_tril=root), dist.MultivariateStudentT(_TAILS, m, root)]
         return dist.MixtureGeneral(dist.Categorical(probs=jnp.full(len(parts), 1 / len(parts))), parts)

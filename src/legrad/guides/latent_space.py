@@ -73,10 +73,18 @@ class LatentSpace:
         self.parts: dict[str, Part] = {}
         places, end = [], 0
         for draw in draws:
-            part, here = _part(draw, end)
+            part = _part(draw, end)
             self.parts[part.latent.name] = part
-            places.append(jnp.zeros_like(here) if part.latent.name in self.noncentered else here)
             end += part.size
+        known = _before_bijections({n: (part, d) for (n, part), d in zip(self.parts.items(), draws, strict=True)})
+        for (name, part), draw in zip(self.parts.items(), draws, strict=True):
+            here = known.get(name, np.zeros((1 + len(draw), *part.shape)))
+            here = np.nan_to_num(here, posinf=_INTERIOR, neginf=-_INTERIOR)
+            if part.latent.support is not constraints.real:
+                here = np.clip(here, -_INTERIOR, _INTERIOR)
+            here = here.reshape(len(here), -1)
+            here = here if part.free is None else here[:, part.free]
+            places.append(np.zeros_like(here) if name in self.noncentered else here)
         self.size = end
         self.moving = tuple(name for name, part in self.parts.items() if part.moving)
         rows = [np.asarray(p, np.float64) for p in places]
@@ -194,8 +202,8 @@ class LatentSpace:
         return found
 
 
-def _part(draws: Sequence[Latent], start: int) -> tuple[Part, jax.Array]:
-    """Return the part of a site, the prior's median there, and draws of the prior; zeros for a flat prior."""
+def _part(draws: Sequence[Latent], start: int) -> Part:
+    """Return the part of a site."""
     site, moving = draws[0], moves(draws)
     check_static(draws, moving)
     try:
@@ -213,24 +221,31 @@ def _part(draws: Sequence[Latent], start: int) -> tuple[Part, jax.Array]:
         mask = np.broadcast_to(mask.reshape(factors + (1,) * (len(shape) - len(factors))), shape)
         free = np.flatnonzero(mask).astype(np.int32)  # one type in either precision: JAX keeps constants
     size = int(np.prod(shape)) if free is None else len(free)
-    if site.family == "ImproperUniform" or site.value.shape != site.shape:
-        places = jnp.zeros((1 + len(draws), *shape))
-    else:
+    return Part(site.static(), transform, shape, free, start, size, moving)
+
+
+def _before_bijections(parts: Mapping[str, tuple[Part, Sequence[Latent]]]) -> dict[str, np.ndarray]:
+    """Return for each site the prior's median, and draws of the prior, before the bijection; not for flat priors."""
+    given, inverses = {}, {}
+    for name, (part, draws) in parts.items():
+        site = draws[0]
+        if site.family == "ImproperUniform" or site.value.shape != site.shape:
+            continue
         site.concrete("prior", site.value)
-        medians, values = (jnp.stack([getattr(draw, what) for draw in draws]) for what in ("median", "value"))
+        given[name] = [(draw.median, draw.value, draw.support if part.moving else None) for draw in draws]
+        inverses[name] = part.transform.inv
 
-        supports = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(draw.support for draw in draws))
+    def inverse(name: str, values: jax.Array, supports: Any) -> jax.Array:
+        if supports is None:
+            return inverses[name](values)
+        return jax.vmap(lambda value, support: dist.biject_to(support).inv(value))(values, supports)
 
-        def inverse(values: jax.Array, supports: Any) -> jax.Array:
-            if not moving:
-                return transform.inv(values)
-            return jax.vmap(lambda value, support: dist.biject_to(support).inv(value))(values, supports)
+    def before(given: Mapping[str, Any]) -> dict[str, jax.Array]:
+        found = {}
+        for name, draws in given.items():
+            medians, values, supports = jax.tree.map(lambda *leaves: jnp.stack(leaves), *draws)
+            median = jnp.median(inverse(name, medians, supports), axis=0)
+            found[name] = jnp.concatenate([median[None], inverse(name, values, supports)])
+        return found
 
-        def before(medians: jax.Array, values: jax.Array, supports: Any) -> jax.Array:
-            return jnp.concatenate([jnp.median(inverse(medians, supports), axis=0)[None], inverse(values, supports)])
-
-        places = jnp.nan_to_num(jit(before)(medians, values, supports), posinf=_INTERIOR, neginf=-_INTERIOR)
-        if site.support is not constraints.real:
-            places = jnp.clip(places, -_INTERIOR, _INTERIOR)
-    flat = places.reshape(len(places), -1)
-    return Part(site.static(), transform, shape, free, start, size, moving), flat if free is None else flat[:, free]
+    return {name: np.asarray(place) for name, place in jit(before)(given).items()} if given else {}

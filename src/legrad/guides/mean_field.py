@@ -17,11 +17,18 @@ import jax.numpy as jnp
 import numpyro
 from jax.typing import ArrayLike
 from numpyro import handlers
-from numpyro.infer import init_to_sample
 
-from legrad.guides.factors import ContinuousFactor, DiscreteFactor, all_members, continuous_factor, discrete_factor
+from legrad.guides.factors import (
+    ContinuousFactor,
+    DiscreteFactor,
+    all_members,
+    continuous_factor,
+    discrete_factor,
+    inside_the_data,
+)
 from legrad.guides.latents import check_static, prior_draws
 from legrad.model.log_density import LogDensity
+from legrad.model.prior_draw import prior_draw
 from legrad.model.threads import one_at_a_time
 
 _FAR = 5.0  # how far away another start may be, in the unconstrained space
@@ -34,7 +41,8 @@ class MeanField:
 
     A Bernoulli site gets Bernoulli factors, any other site with a finite support a categorical over its
     integers, a count (Poisson, Geometric, ...) a categorical over a window of integers, and a continuous site
-    a Normal through the bijection to its support. The parameters are `{name}_logits`, or `{name}_loc` and
+    a Normal through the bijection to its support. Values that the data rule out, such as N below y in
+    y ~ Binomial(N, p), have probability zero. The parameters are `{name}_logits`, or `{name}_loc` and
     `{name}_log_scale` in the unconstrained space; all are real, and have the full size of the plates even
     when the plates subsample.
 
@@ -120,8 +128,9 @@ class MeanField:
     def other_start(self, key: jax.Array, args: tuple, kwargs: dict) -> dict[str, jax.Array]:
         """Return other initial locations, by parameter: a draw from the prior, at most 5 from the initial ones."""
         assert self._factors is not None
-        seeded = handlers.substitute(handlers.seed(self.model, key), substitute_fn=init_to_sample)
-        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        seeded = handlers.substitute(handlers.seed(self.model, key), substitute_fn=prior_draw)
+        with numpyro.validation_enabled(False):  # a draw of the prior may lead anywhere
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         found = {}
         for name, factor in self._factors.items():
             if isinstance(factor, ContinuousFactor):
@@ -160,4 +169,7 @@ class MeanField:
             for own in (f"{self.prefix}{name}_{suffix}" for suffix in factors[name].parameters):
                 if own in taken:
                     raise draw[0].error(f"needs the name '{own}', which the model uses: pass prefix='q_'")
-        return factors
+        if not compiled:
+            return factors  # inside jit, what the data allow is not known
+        discrete = [factor for factor in factors.values() if isinstance(factor, DiscreteFactor)]
+        return factors | {f.latent.name: f for f in inside_the_data(discrete, self.model, args, kwargs, sites)}

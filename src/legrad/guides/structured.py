@@ -22,8 +22,8 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from legrad.guides.conditional import Conditional, pairs
-from legrad.guides.factors import DiscreteFactor, discrete_factor
-from legrad.guides.gaussian import FULL, Joint, Members, Moments
+from legrad.guides.factors import DiscreteFactor, discrete_factor, inside_the_data
+from legrad.guides.gaussian import FULL, Cover, Joint, Members, Moments
 from legrad.guides.latent_space import LatentSpace, Part
 from legrad.guides.latents import Latent, Plate, check_static, prior_draws
 from legrad.model.log_density import LogDensity
@@ -167,11 +167,12 @@ class Structured:
         if self._ready and self._joint is not None:
             self._joint.whitening = self._whitening
 
-    def proposal(self, moments: Moments | None = None) -> Structured:
+    def proposal(self, moments: Cover | None = None) -> Structured:
         """Return this guide with heavier tails of the joint Gaussian, for draws that are weighed by the posterior.
 
         Args:
-            moments: mean and Cholesky factor of the posterior's covariance in unconstrained space, if they are known.
+            moments: mean and Cholesky factor of the posterior's covariance in unconstrained space, if they are known;
+                or those of the components of a mixture that covers it, and their weights.
         """
         other = copy.copy(self)
         if self._joint is not None:
@@ -266,6 +267,8 @@ class Structured:
             if name not in continuous:
                 check_static(draw)
                 self._discrete.append(discrete_factor(draw, None, self._windows.get(name)))
+        if compiled:
+            self._discrete = inside_the_data(self._discrete, self.model, args, kwargs, sites)
         single = {n: p for n, p in self._space.parts.items() if n not in self.noncentered and not p.moving}
         self._pairs = pairs(single, self._discrete, self.prefix)
         own: dict[str, tuple[str, ...]] = {self._base: ("", "_loc", "_scale_tril", "_factor", "_log_scale")}
