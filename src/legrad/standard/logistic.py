@@ -60,8 +60,9 @@ def best_gaussian(density: SoftmaxDensity, start: Gaussian) -> tuple[float, Gaus
     q = start
     inverse = _inverse(q.tril @ q.tril.T)
     elbo, gradient, precision = density.expected(q)
+    rate = 1.0
     for _ in range(_SWEEPS):
-        rate, gain = 1.0, -math.inf
+        rate, gain = min(1.0, 2 * rate), -math.inf  # where one step had to be short, the next one begins there
         while rate > 1e-3:
             moved = (1 - rate) * inverse + rate * precision
             new = Gaussian(q.loc + rate * np.linalg.solve(precision, gradient), np.linalg.cholesky(_inverse(moved)))
@@ -73,7 +74,7 @@ def best_gaussian(density: SoftmaxDensity, start: Gaussian) -> tuple[float, Gaus
         if gain <= -1e-9 * abs(elbo):
             break
         q, inverse, (elbo, gradient, precision) = new, moved, found
-        if gain < _STILL:
+        if gain < _STILL * rate:
             break
     return elbo, q
 
