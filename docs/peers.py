@@ -238,7 +238,8 @@ def draw_gains() -> None:
             words, (end, i), (9, 0), textcoords="offset points", va="center", fontsize=9, zorder=4, bbox=box
         )
     axes.axvline(1.0, color="#2c3e50", linewidth=1, zorder=3)
-    axes.plot([], [], "|", color=COLOURS["NumPyro"], markersize=13, markeredgewidth=2.5, label="over NumPyro's best ELBO")
+    words = "over NumPyro's best ELBO"
+    axes.plot([], [], "|", color=COLOURS["NumPyro"], markersize=13, markeredgewidth=2.5, label=words)
     axes.set_xscale("log")
     axes.set_xlim(left=min(ratio for _, ratio, *_ in found) / 3)  # where LeGrad loses, that is seen too
     axes.set_yticks(range(len(found)), [title for title, *_ in found])
