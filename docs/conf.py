@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+import warnings
 from functools import cached_property
 from pathlib import Path
 
@@ -60,6 +61,12 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = True
 default_role = "code"
 
+
+def _without_paths(gallery_conf, name):
+    """Lets warnings of an example show what they say, and not where the files of the machine that builds are."""
+    warnings.formatwarning = lambda message, category, *place: f"{category.__name__}: {message}\n"
+
+
 # Examples that are scripts: each file plot_*.py is run and becomes a page with its output and figures.
 sphinx_gallery_conf = {
     "examples_dirs": str(ROOT / "examples" / "gallery"),
@@ -72,6 +79,8 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "show_signature": False,
     "copyfile_regex": "",
+    "capture_repr": (),
+    "reset_modules": ("matplotlib", _without_paths),
     "min_reported_time": 0,
 }
 

@@ -3,7 +3,8 @@
     python docs/messages.py
 
 A message is a string in a `raise`, or any other string of at least eight words that is not a docstring: warnings, the
-status of a fit, the flags of a diagnosis. What is filled in when it is shown is written as "…".
+status of a fit, the flags of a diagnosis. Markup of pages, and patterns to search for, are left out. What is filled
+in when a message is shown is written as "…".
 """
 
 import ast
@@ -14,8 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "legrad"
 _WORDS = 8
-_LEFT_OUT = ("experiments",)  # prose of a report
+_PROSE = ("experiments",)  # whose other strings are the sentences of a report
 _HELP = {"help", "description", "epilog"}  # of the command line
+_MARKUP = re.compile(r"<!?/?[a-zA-Z][^<>]*>|\{[^{}]*:[^{}]*;\s*\}")  # an HTML tag, or a rule of CSS
 
 AREAS = {
     "model": "Models, guides, data and parameters",
@@ -26,9 +28,12 @@ AREAS = {
     "marginal": "Discrete latents that are summed out",
     "distributions": "Distributions",
     "singlesite": "One-element changes",
+    "exact": "Exact terms: why a term is sampled",
+    "natural": "Natural gradients",
     "sklearn": "Estimators for scikit-learn",
     "standard": "Standard models",
     "commands": "The command line",
+    "experiments": "The paper's experiments",
     "": "Everywhere",
 }
 
@@ -102,8 +107,13 @@ def template(node: ast.expr) -> str | None:
     return None
 
 
-def messages(tree: ast.AST) -> Iterator[str]:
+def messages(tree: ast.AST, raised_only: bool = False) -> Iterator[str]:
     """Yield the messages of a module, in order."""
+    if raised_only:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise):
+                yield from _walk(node, set(), raised=True)
+        return
     ignored = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -114,17 +124,23 @@ def messages(tree: ast.AST) -> Iterator[str]:
 
 
 def _walk(node: ast.AST, ignored: set[int], raised: bool) -> Iterator[str]:
-    if id(node) in ignored:
+    if id(node) in ignored or _is_pattern(node):
         return
     raised = raised or isinstance(node, ast.Raise)
     text = template(node) if isinstance(node, ast.expr) else None
     if text is not None:
         words = len(re.findall(r"[\w'-]{2,}", text.replace("…", " ")))
-        if words >= (4 if raised else _WORDS):
+        if words >= (4 if raised else _WORDS) and not _MARKUP.search(text):
             yield re.sub(r"…[…\s]*…", "…", " ".join(text.split())).removeprefix(". ")
         return
     for child in ast.iter_child_nodes(node):
         yield from _walk(child, ignored, raised)
+
+
+def _is_pattern(node: ast.AST) -> bool:
+    """Return whether a node is a call of the module `re`, whose strings are patterns."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "re"
 
 
 def found() -> dict[str, list[tuple[str, str]]]:
@@ -133,9 +149,7 @@ def found() -> dict[str, list[tuple[str, str]]]:
     for path in sorted(SOURCE.rglob("*.py")):
         place = path.relative_to(SOURCE)
         area = place.parts[0] if len(place.parts) > 1 else ""
-        if area in _LEFT_OUT:
-            continue
-        for text in messages(ast.parse(path.read_text())):
+        for text in messages(ast.parse(path.read_text()), raised_only=area in _PROSE):
             areas.setdefault(area, []).append((text, str(place)))
     return areas
 
@@ -146,7 +160,7 @@ def page() -> str:
     for area, entries in found().items():
         if entries:
             lines = dict.fromkeys(f"- {_quoted(text)} (`{place}`)" for text, place in entries)
-            parts.append(f"## {AREAS.get(area, area)}\n\n" + "\n".join(lines) + "\n")
+            parts.append(f"## {AREAS[area]}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
 
 

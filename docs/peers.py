@@ -238,17 +238,19 @@ def draw_gains() -> None:
             words, (end, i), (9, 0), textcoords="offset points", va="center", fontsize=9, zorder=4, bbox=box
         )
     axes.axvline(1.0, color="#2c3e50", linewidth=1, zorder=3)
-    axes.plot([], [], "|", color=COLOURS["NumPyro"], markersize=13, markeredgewidth=2.5, label="NumPyro's best ELBO")
+    words = "over NumPyro's best ELBO"
+    axes.plot([], [], "|", color=COLOURS["NumPyro"], markersize=13, markeredgewidth=2.5, label=words)
     axes.set_xscale("log")
     axes.set_xlim(left=min(ratio for _, ratio, *_ in found) / 3)  # where LeGrad loses, that is seen too
     axes.set_yticks(range(len(found)), [title for title, *_ in found])
-    axes.set_title("How much more a second of LeGrad is worth than a second of the best alternative", loc="left")
+    title = "How much more a second of LeGrad is worth than a second of the best alternative"
+    axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel(
         "1 / (variance × seconds) of LeGrad's gradient over that of the best other method; grey: LeGrad loses"
     )
     axes.grid(axis="x", color="#eaecee", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower right", frameon=False, fontsize=9)
+    axes.legend(loc="lower right", frameon=False, fontsize=9)  # the rows at the bottom, where LeGrad loses, are short
     figure.savefig(HERE / "images" / "gain.png", dpi=130, bbox_inches="tight", pad_inches=0.15)
 
 

@@ -86,10 +86,11 @@ def plot(fits, table, included, slopes, path):
         bound.plot(np.arange(len(smooth)) + 50, smooth, color=colours[name], label=name)
     low, high = fits["LeGrad"].elbo[50], max(fit.elbo[-500:].max() for fit in fits.values())
     bound.set(title="ELBO", xlabel="step", ylim=(low, high + 0.05 * (high - low)))
-    bound.legend(frameon=False, loc="lower right")
+    figure.legend(frameon=False, loc="outside lower left", ncols=3)
     bars = variance.bar(list(table.rows), [r.variance for r in table.rows.values()], color=list(colours.values()))
-    variance.bar_label(bars, fmt="%.2g")
+    variance.bar_label(bars, fmt="{:,.0f}", padding=2)
     variance.set(title="gradient variance after 100 steps", yscale="log")
+    variance.margins(y=0.12)
     variance.tick_params(axis="x", labelsize=8)
     truth = ["#c0392b" if s else "#bbbbbb" for s in slopes]
     features.bar(np.arange(len(included)), included, color=truth)

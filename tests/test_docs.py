@@ -17,6 +17,13 @@ def test_a_page_that_is_written_by_a_program_is_up_to_date(name):
     assert (ROOT / "docs" / f"{name}.md").read_text() == module.page(), f"run python docs/{name}.py"
 
 
+def test_the_list_of_messages_leaves_out_what_nobody_is_told():
+    text = (ROOT / "docs" / "messages.md").read_text()
+    assert "decides in Python by the value of a latent, but a model is compiled" in text
+    assert not any(mark in text for mark in ("color-scheme", "<p class", "<table", "</tr>", "discrete sites|models"))
+    assert not any(line.startswith("## ") and line[3].islower() for line in text.splitlines()), "a bare folder"
+
+
 def test_the_example_of_explain_is_up_to_date(capsys):
     runpy.run_path(str(ROOT / "docs" / "explain_example.py"), run_name="__main__")
     printed = capsys.readouterr().out

@@ -118,6 +118,60 @@ def test_names_that_are_not_clear_are_not_used():
 # --- models and guides -------------------------------------------------------------------------------------------
 
 
+def plated(size):
+    def model(X, y):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+        with numpyro.plate("rows", size or len(X)):
+            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("size", "args", "words"),
+    [
+        (11, (X, Y), r"test_messages.py, line \d+ \(.*\), brings together .*11.*12.*: compare the sizes of plates"),
+        (None, (X, Y[:5]), r"test_messages.py, line \d+ .*brings together .*: compare the sizes of plates"),
+        (None, (X[:0], Y[:0]), r"makes a plate without members: pass data with at least one row"),
+        (None, (X, np.array(["a"] * 12)), r"argument 'y' is an array of <U1, such as .*'a'.*np.unique\(y"),
+    ],
+    ids=["plate", "data", "empty", "text"],
+)
+def test_shapes_that_do_not_fit(size, args, words):
+    with pytest.raises(ValueError, match=words):
+        fit(plated(size), args=args)
+    with pytest.raises(ValueError, match=words):
+        legrad.fit(plated(size), args=args, key=0)
+
+
+def test_an_error_of_shapes_that_is_not_the_users_is_left_alone():
+    from legrad.model.explained import explained
+
+    with pytest.raises(TypeError, match="^dot_general"), explained(mixture, None, (Y,), {}):
+        jnp.zeros(3) @ jnp.zeros(2)
+
+
+def test_a_model_that_was_called():
+    with pytest.raises(TypeError, match="model is None, not a function: pass the function that samples"):
+        legrad.fit(None, args=(Y,), key=0)
+    with pytest.raises(TypeError, match="guide is a str, not a function"):
+        legrad.fit(mixture, "meanfield", args=(Y,), key=0)
+
+
+def test_predictions_for_other_columns():
+    def switched(X, y=None):
+        with numpyro.plate("columns", X.shape[1]):
+            w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(X)):
+            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+    result = fit(switched, args=(X, Y))
+    assert result.predict(0, X[:5], n=3)["y"].shape == (3, 5)
+    words = "'columns' had 3 members in the fit and has 2 now, so w are drawn from their prior"
+    with pytest.warns(legrad.FitWarning, match=words):
+        result.predict(0, X[:5, :2], n=3)
+
+
 def test_a_branch_on_a_latent():
     def branch():
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))

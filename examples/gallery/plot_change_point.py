@@ -2,8 +2,8 @@
 Change point: when did coal mining become safer?
 ================================================
 
-Between 1851 and 1961 there were 191 disasters in British coal mines with ten or more dead, in each year between none
-and six. It looks as if their rate dropped once. In which year, by how much, and how sure can we be?
+Between 1851 and 1961 there were 191 disasters with ten or more dead in British coal mines, between none and six a
+year. It looks as if their rate dropped once. In which year, by how much, and how sure can we be?
 """
 
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import legrad
 # %%
 # The data
 # --------
-# The number of disasters in each year (Jarrett, 1979), a classic of the literature on change points.
+# The number of disasters in each year (Jarrett, 1979), a classic example of a change point.
 
 disasters = np.array([
     4, 5, 4, 0, 1, 4, 3, 4, 0, 6, 3, 3, 4, 0, 2, 6, 3, 3, 5, 4, 5, 3, 1, 4, 4, 1, 5, 5, 3, 4, 2, 5, 2, 2, 3, 4, 2,
@@ -107,6 +107,6 @@ print(f"largest difference to the exact probability of a year: {error:.3f}, with
 # %%
 # What the fit cannot say
 # -----------------------
-# That there was *one* sudden change is assumed and not found: the model would also put its change point somewhere
-# in a slow decline. Nor does it say why the rate fell. Nearly all of the running time is compiling; the fit itself
+# That there was *one* sudden change is assumed, not found: in a slow decline the model would put a change point
+# somewhere as well. Nor does it say why the rate fell. Nearly all of the running time is compiling; the fit itself
 # is a small optimization.

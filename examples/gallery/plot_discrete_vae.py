@@ -99,22 +99,22 @@ for (name, pictures), row in zip(rows.items(), axes, strict=True):
 # %%
 # How good is it?
 # ---------------
-# Pixels that are restored rightly; and whether the bits keep what the image was about: a classifier by the five
-# nearest neighbours reads the digit from them.
+# The share of pixels that are restored correctly; and whether the bits keep which digit it was: a classifier by the
+# five nearest neighbours reads it from them.
 
 right = ((restored > 0.5) == test).mean()
 most_frequent = ((train.mean(0) > 0.5) == test).mean()
 code_train = np.asarray(encode(train) > 0, float)
 from_bits = KNeighborsClassifier(5).fit(code_train, label_train).score(code, label_test)
 from_pixels = KNeighborsClassifier(5).fit(train, label_train).score(test, label_test)
-print(f"pixels restored rightly: {right:.1%}; by the most frequent value of each pixel {most_frequent:.1%}")
+print(f"pixels restored correctly: {right:.1%}; by the most frequent value of each pixel {most_frequent:.1%}")
 print(f"digits read from the 16 bits: {from_bits:.1%}; from all 64 pixels {from_pixels:.1%}")
 
 # %%
 # Is the fit right?
 # -----------------
-# For a model that is trained and not only inferred, the question is whether the ELBO has levelled off, and whether it
-# holds for images that were not trained on. The ELBO of the test images is computed here by hand, with 50 draws of
+# For a model that is trained, the questions are whether the ELBO has levelled off, and whether it holds for images
+# that it was not trained on. The ELBO of the test images is computed here by hand, with 50 draws of
 # the bits for each.
 
 

@@ -36,7 +36,7 @@ print(result.status)
 print(result.diagnose(key=1))
 
 # %%
-# The probability that each feature is in; those that have an effect are red.
+# The probability that each feature is in. The three that have an effect are red.
 
 draws = result.sample(2, 2000, corrected=True)
 figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")

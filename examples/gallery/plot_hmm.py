@@ -2,8 +2,8 @@
 Hidden Markov model: when was the animal active?
 ================================================
 
-A collar counts the movements of an animal in each ten minutes. The animal rests or forages; nobody sees which. When
-did it forage, how long do such spells last, and does it matter how the model is written?
+A collar counts an animal's movements in every ten minutes. The animal rests or forages; nobody sees which. When
+did it forage, how long does a spell of foraging last, and does it matter how the model is written?
 """
 
 import jax.numpy as jnp
@@ -19,8 +19,8 @@ import legrad
 # %%
 # The data
 # --------
-# Simulated, so that the truth is known: 300 counts, with rates 2 and 9, and probabilities 0.95 and 0.88 to stay in a
-# state.
+# Simulated, so that the truth is known: 300 counts, with rates of 2 and 9, and probabilities of 0.95 and 0.88 of
+# staying in a state.
 
 rng = np.random.default_rng(0)
 true_rate, true_stay = np.array([2.0, 9.0]), np.array([0.95, 0.88])
@@ -33,7 +33,7 @@ y = rng.poisson(true_rate[state])
 # %%
 # The model, with ``scan``
 # ------------------------
-# Two positive increments put the rates in order, so that the states cannot change places.
+# Two positive increments put the rates in order, so the states cannot swap places.
 
 
 def parameters():
@@ -98,10 +98,10 @@ print(diagnosis)
 # %%
 # The same model as a loop
 # ------------------------
-# People who come from other libraries write a Python loop, with a site for each time. That works too:
-# ``legrad.fit(loop, args=(y,), key=0)`` is the same call. But the program grows with each step, and so does the
-# time to compile it, so prefer ``scan`` for more than a few dozen steps. Here are the first ten, to see that the
-# density of the counts, with the states summed out, is the same for both forms.
+# People who come from other libraries often write a Python loop, with a site for each time. That works too:
+# ``legrad.fit(loop, args=(y,), key=0)`` is the same call. But the program, and the time to compile it, grow with
+# every step, so prefer ``scan`` for more than a few dozen steps. The first ten counts show that both forms give the
+# same density, with the states summed out.
 
 
 def loop(y):
@@ -120,6 +120,6 @@ print(f"log-density of ten counts: scan {from_scan:.4f}, loop {from_loop:.4f}")
 # %%
 # What the fit cannot say
 # -----------------------
-# The geometric length of spells and the number of two states are assumptions. Where a probability is near one half,
-# the path is not known, and the most likely state of each time need not form a likely path together: use the joint
-# draws for questions about paths.
+# That there are two states, and that spells have geometric lengths, are assumptions. Where a probability is near one
+# half, the state is not known; and the most likely states of all times together need not be a likely path: use the
+# joint draws for questions about paths.

@@ -30,9 +30,9 @@ noisy = np.where(rng.random(clean.shape) < flip, 1 - clean, clean)
 # %%
 # The model
 # ---------
-# An Ising prior: each pair of neighbours that is equal adds ``coupling`` to the log-density. Its constant is
-# unknown but does not matter as long as the coupling is fixed. All 576 pixels hang together, with 2 to the power of
-# 576 joint values. The guide has one independent factor for each pixel, the mean field of physics.
+# An Ising prior: each pair of equal neighbours adds ``coupling`` to the log-density. Its normalizing constant is
+# unknown, but does not matter as long as the coupling is fixed. All 576 pixels depend on each other, with 2 to the
+# power of 576 joint values. The guide has one independent factor for each pixel, the mean field of physics.
 
 coupling = 1.2
 
@@ -89,5 +89,5 @@ print("\n".join(str(diagnosis).splitlines()[:8]))
 #
 # What the fit cannot say
 # -----------------------
-# Coupling and noise were given. A guide with few dependencies between pixels is too sure of itself: it restores the
-# image well, but k-hat says that joint statements about many pixels should not be taken from it.
+# Coupling and noise were given. A guide whose pixels are independent is too sure of itself: it restores the image
+# well, but k-hat says not to take joint statements about many pixels from it.

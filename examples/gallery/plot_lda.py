@@ -25,9 +25,9 @@ import legrad
 # %%
 # The data
 # --------
-# The docstrings of up to 40 functions of each package, as installed. Words that are too common or too rare to say
-# something are dropped, and so are the names of the packages, which would give the answer away. Of each text the
-# first 40 of the remaining words are used.
+# The docstrings of up to 40 functions of each package, as installed. Words that are too common or too rare to be
+# informative are dropped, and so are the names of the packages, which would give the answer away. Of what remains of
+# each text, the first 40 words are used.
 
 packages = {"linalg": linalg, "signal": signal, "stats": stats, "optimize": optimize}
 texts, package = [], []
@@ -97,8 +97,8 @@ print(result.status)
 # %%
 # The answer
 # ----------
-# The topics have no names. We give each the package with whose texts it shares the most, and then look at its words:
-# those that are much more frequent in it than elsewhere.
+# The topics have no names. We name each after the package whose texts have the most of it, and then look at its
+# words: those that are much more frequent in it than elsewhere.
 
 draws = {name: np.asarray(values) for name, values in result.sample(1, 200).items() if name != "z"}
 beta, share = draws["beta"].mean(0), draws["share"].mean(0)
@@ -142,13 +142,13 @@ print("\n".join(str(diagnosis).splitlines()[:8]))
 
 # %%
 # The guide takes the topics and the shares of the texts as independent. Such a fit finds the topics, but k-hat says
-# that it is not the posterior, so that reweighting its draws does not work either: take the topics and the order of
-# the shares seriously, and their intervals not. The comparison with the packages, which the fit did not see, is the
-# better test here. Three times as many steps gain three nats of 22,690, and change neither the words nor, but for a
-# few texts, the largest topics. Most of the running time is the steps.
+# that it is not the posterior, and that reweighting its draws does not help: take the topics and the order of the
+# shares seriously, but not their intervals. The comparison with the packages, which the fit did not see, is the
+# better test here. Three times as many steps gain three nats of 22,690; they change no words, and the largest topics
+# of only a few texts. Most of the running time is the steps.
 #
 # What the fit cannot say
 # -----------------------
-# How many topics there are was given. A topic is a set of words that occur together, and nothing makes it a subject:
-# one may as well be a style of writing, such as a paragraph that many functions of a package repeat. And another
+# The number of topics was given. A topic is a set of words that occur together, and nothing makes it a subject:
+# it may as well be a style of writing, such as a paragraph that many functions of a package repeat. And another
 # start may end in other topics.

@@ -50,8 +50,8 @@ def model(entries, K=5):
 
 # %%
 # Given the table of probabilities ``theta``, the class of each row and every missing entry can be summed out exactly;
-# :func:`legrad.marginalize` does that. What is left for the guide are the shares and the table. Classes that start
-# equal would stay equal, so the table starts at random values. The probabilities need no great accuracy, hence the
+# :func:`legrad.marginalize` does that. The shares and the table are left for the guide. Classes that start equal
+# would stay equal, so the table starts at random values. The probabilities need no great accuracy: hence the
 # tolerance of a tenth of a standard deviation.
 
 summed = legrad.marginalize(model)
@@ -88,7 +88,7 @@ right.set(xlabel="imputed P(1)", ylabel="frequency of 1 among the hidden entries
 accuracy, by_column = ((imputed > 0.5) == true).mean(), ((base > 0.5) == true).mean()
 calibration = np.abs(predicted - frequency).max()
 print(
-    f"{len(true)} hidden entries: {accuracy:.0%} are imputed rightly;"
+    f"{len(true)} hidden entries: {accuracy:.0%} are imputed correctly;"
     f" by the most frequent value of a column, {by_column:.0%}"
 )
 print(f"largest gap between imputed probability and frequency: {calibration:.2f}")
@@ -102,12 +102,11 @@ print("\n".join(str(diagnosis).splitlines()[:8]))
 
 # %%
 # The guide takes the numbers of the table as independent, which they are not: rows between two classes tie them
-# together. k-hat says so, and statements about many of these numbers at once should not be taken from this fit. The
-# imputations average over the table, and the right panel checks them directly: where the fit says 80%, about 80% of
-# the hidden entries are ones. Most of the running time is compiling.
+# together. k-hat says so: do not take statements about many of these numbers at once from this fit. The imputations
+# average over the table, and the right panel checks them directly: where the fit says 80%, about 80% of the hidden
+# entries are ones. Most of the running time is compiling.
 #
 # What the fit cannot say
 # -----------------------
-# Entries were hidden at random. If whether an answer is missing depends on the answer itself, no imputation from
-# the other answers is right, and nothing in the table would show it. Within a class, items are taken as
-# independent.
+# Entries were hidden at random. If answers are missing because of what they are, no imputation from the other
+# answers is right, and nothing in the table would show it. Within a class, items are taken as independent.

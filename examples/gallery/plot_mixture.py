@@ -2,8 +2,8 @@
 Mixture: can three species be told apart without labels?
 ========================================================
 
-Somebody measured length and width of the petals of 150 irises, and lost the labels. Can the three species be found
-again, when neither their shares nor their means nor their spreads are known?
+Somebody measured the length and width of the petals of 150 irises and lost the labels. Can the three species be
+recovered, when neither their shares nor their means nor their spreads are known?
 """
 
 import jax.numpy as jnp
@@ -90,11 +90,11 @@ diagnosis = result.diagnose(2)
 print(diagnosis)
 
 # %%
-# The 150 labels are summed out exactly, each alone, so that the guide has only 14 numbers to describe. The running
-# time is mostly compiling.
+# The 150 labels are summed out exactly, one at a time, so the guide has only 14 numbers to describe. Most of the
+# running time is compiling.
 #
 # What the fit cannot say
 # -----------------------
-# The number of components was given, and length and width are taken as independent within a species, which they are
-# not quite. Where two species overlap, no method can tell the flowers apart by these two numbers: the mixed colours
-# say so.
+# The number of components was given, and length and width are assumed independent within a species, which they are
+# not quite. Where two species overlap, no method can tell the flowers apart by these two numbers: hence the mixed
+# colours.

@@ -1,9 +1,9 @@
 """
-N-mixture: how many salamanders are there, if each visit sees a part?
-=====================================================================
+N-mixture: how many salamanders are there, if each visit sees only some?
+========================================================================
 
 Salamanders are counted at 40 streams, up to four times each. A visit misses many of them, and a fifth of the visits
-had to be cancelled. How many animals live at a stream, and what share of them does a visit see?
+was cancelled. How many animals live at a stream, and what share of them does a visit see?
 """
 
 import matplotlib.pyplot as plt
@@ -28,7 +28,7 @@ counts[~made] = 0
 # %%
 # The model
 # ---------
-# The number of animals has no upper end, and cannot be lower than the largest count.
+# The number of animals at a stream has no upper limit, and is at least the largest count.
 
 
 def model(counts, made):
@@ -67,8 +67,8 @@ right.set(xlabel="stream, sorted by the posterior median", ylabel="animals")
 right.legend(frameon=False, loc="upper left")
 
 # %%
-# The left panel shows the trouble with such data: few animals that are well visible and many that hide give nearly
-# the same counts. The guide holds this correlation; factors that are independent would not.
+# The left panel shows the trouble with such data: a few animals that are easily seen and many that hide give nearly
+# the same counts. The guide can express this correlation; independent factors could not.
 
 covered = ((low <= animals) & (animals <= high)).mean()
 print(f"{covered:.0%} of the true numbers are inside their 90% intervals")
@@ -86,9 +86,9 @@ print(diagnosis)
 
 # %%
 # Each number of animals is summed over a window of integers around its largest term. A warning would say if the
-# window left something out. The running time is mostly compiling.
+# window left something out. Most of the running time is compiling.
 #
 # What the fit cannot say
 # -----------------------
-# The total depends on the assumption that all animals are equally visible, and that none comes or goes between
+# The numbers rest on the assumptions that all animals are equally easy to see, and that none comes or goes between
 # visits. Counts alone can hardly test that.

@@ -101,10 +101,11 @@ diagnosis = result.diagnose(2)
 print(diagnosis)
 
 # %%
-# The fit takes gradient steps, so its running time depends on the problem and not only on compiling.
+# What the diagnosis flags is a disease that is practically ruled out. Its probability is a little too high, which is
+# much in units of its tiny standard deviation; the largest error of any probability is printed above.
 #
 # What the fit cannot say
 # -----------------------
-# The network is given: diseases that it does not know cannot be found. Where two diseases explain the same symptoms
-# equally well, the posterior has several modes, and a guide may keep to one; the diagnosis and the comparison above
-# are there to see that.
+# The network is given: diseases that it does not contain cannot be found. Where two diseases explain the same
+# symptoms equally well, the posterior has several modes, and a guide may keep to one of them; the diagnosis and the
+# comparison above would show that.

@@ -72,8 +72,8 @@ fig.colorbar(image, ax=right, label="visits made", ticks=range(5))
 right.set(xlabel="size of the reed bed (standardized)", ylabel="P(occupied), if never seen", ylim=(0, 1))
 
 # %%
-# The right panel has the ponds at which the bird was never seen: the fewer visits were made and the larger the reed
-# bed, the less that says.
+# The right panel shows the ponds at which the bird was never seen. The fewer the visits and the larger the reed bed,
+# the less that says.
 
 low, high = np.quantile(share, [0.05, 0.95])
 true_share = lives_there.mean()
@@ -90,11 +90,10 @@ diagnosis = result.diagnose(2)
 print(diagnosis)
 
 # %%
-# Each ``z`` meets only its own visits, so that all are summed out, each alone, and three numbers are left: the
-# running time is mostly compiling.
+# Each ``z`` meets only its own visits, so all of them are summed out, one at a time, and three numbers are left. Most
+# of the running time is compiling.
 #
 # What the fit cannot say
 # -----------------------
-# It cannot tell a pond with hidden birds from one where birds are never visible: that each visit has the same
-# chance to see the bird is assumed. If that chance depends on the pond, the share of occupied ponds will come out
-# too low.
+# The model assumes that every visit to an occupied pond has the same chance of seeing the bird. If that chance
+# depends on the pond, the share of occupied ponds will come out too low: ponds where birds stay hidden look empty.

@@ -65,8 +65,8 @@ for (name, pictures), row in zip(rows.items(), axes, strict=True):
 # How good is it?
 # ---------------
 # The log-probability of test images, in nats, against a model in which pixels are independent; and the share of the
-# pixels that are restored rightly, against the most frequent value of each pixel. The log-probability of the network
-# is a bound from below, by 200 draws of the encoder for each image.
+# pixels that are restored correctly, against the most frequent value of each pixel. The log-probability of the
+# network is a lower bound, from 200 draws of the encoder for each image.
 
 score = network.score(test)
 share = (train.sum(0) + 1) / (len(train) + 2)
@@ -74,12 +74,12 @@ independent = (test * np.log(share) + (1 - test) * np.log1p(-share)).sum(1).mean
 right = ((restored > 0.5) == test).mean()
 most_frequent = ((share > 0.5) == test).mean()
 print(f"log-probability of a test image: {score:.1f}; with independent pixels {independent:.1f}")
-print(f"pixels restored rightly: {right:.1%}; by the most frequent value {most_frequent:.1%}")
+print(f"pixels restored correctly: {right:.1%}; by the most frequent value {most_frequent:.1%}")
 
 # %%
 # Is the fit right?
 # -----------------
-# The ELBO should have levelled off, and test images should score about as well as those that were trained on.
+# The ELBO should have levelled off, and test images should score about as well as the training images.
 
 on_train = network.score(train[:297])
 path = [part.mean() for part in np.array_split(network.elbo_, 6)]
@@ -91,6 +91,6 @@ print(f"log-probability: {on_train:.1f} of training images, {score:.1f} of test 
 #
 # What the fit cannot say
 # -----------------------
-# The encoder treats the units as independent given an image, so that the bound is not the best possible one. Units
-# can be exchanged, and another seed finds other switches that explain the images about as well: they are a code, and
-# not parts that are really there.
+# The encoder treats the units as independent given an image, so the bound is not the best possible. Units can be
+# exchanged, and another seed finds other switches that explain the images about as well: they are a code, not parts
+# that are really there.

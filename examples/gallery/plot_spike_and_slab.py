@@ -3,7 +3,7 @@ Spike and slab: which measurements matter for diabetes?
 =======================================================
 
 Ten measurements of 442 patients, and how far their diabetes had progressed a year later. Which of the ten are needed
-to predict it? And would we notice if some of them were pure noise?
+to predict that? And would we notice if some of them were pure noise?
 """
 
 import matplotlib.pyplot as plt
@@ -18,8 +18,8 @@ from legrad.sklearn import SpikeSlabRegressor
 # %%
 # The data
 # --------
-# Real data, from scikit-learn. To have something that is known to be noise, three columns are added in which
-# the values of a real measurement are shuffled over the patients.
+# Real data, from scikit-learn. Three columns that are known to be noise are added: real measurements, shuffled among
+# the patients.
 
 rng = np.random.default_rng(0)
 diabetes = load_diabetes(as_frame=True)
@@ -32,8 +32,8 @@ y = np.asarray((diabetes.target - diabetes.target.mean()) / diabetes.target.std(
 # %%
 # The model
 # ---------
-# Each measurement is in the regression or not. ``X`` is a data frame: the names of its columns become names in the
-# summary.
+# Each measurement is in the regression or not. ``X`` is a data frame, whose column names would appear in
+# ``result.summary(key)``.
 
 
 def model(X, y=None):
@@ -60,7 +60,7 @@ print("\n".join(str(diagnosis).splitlines()[:8]))
 
 # %%
 # It is not. The blood values s1 to s4 are different measures of cholesterol, and nearly determine each other. Several
-# subsets of them predict about equally well, each in a mode of its own, and the guide has settled in one.
+# subsets of them predict about equally well, each a mode of its own, and the guide has settled in one.
 #
 # Thirteen columns have 8,192 subsets, few enough to compute the truth: given a subset and the noise, the slopes can
 # be integrated in closed form, and the noise is summed over a grid.
@@ -100,7 +100,7 @@ ax.bar(place, weighed, 0.26, color="C0", label="SpikeSlabRegressor")
 ax.bar(place + 0.27, probability, 0.26, color="C1", label="fit of the model above")
 ax.axhline(0.3, color="k", ls=":", lw=1)
 ax.set(ylabel="P(included); dotted: prior", ylim=(0, 1.02), xticks=place)
-ax.set_xticklabels([name.replace(", ", ",\n") for name in X.columns])
+ax.set_xticklabels([name.replace(", ", ",\n") for name in X.columns], fontsize=8.5)
 fig.legend(loc="outside upper center", ncols=3, frameon=False)
 
 # %%
@@ -116,9 +116,9 @@ print(f"largest error of the fit: {error_tied:.2f} for s1 to s4, {error:.2f} for
 print(f"largest error of SpikeSlabRegressor: {error_weighed:.2f}")
 
 # %%
-# Sex, body mass index, blood pressure and s5 are needed; some measure of cholesterol is too, but the data do not say
-# which. The plain fit gets the first part right, and is sure of one answer to the second where there are several.
-# Most of the running time is the steps of that fit.
+# Sex, body mass index, blood pressure and s5 are needed; so is some measure of cholesterol, but the data do not say
+# which. The plain fit gets the first part right; on the second it is sure of one answer where there are several. Most
+# of the running time is the steps of that fit.
 #
 # What the fit cannot say
 # -----------------------

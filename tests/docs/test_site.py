@@ -18,7 +18,12 @@ matplotlib.use("Agg")
 DOCS = Path(__file__).parents[2] / "docs"
 CELL = re.compile(r"```\{code-cell\} ipython3\n(.*?)```", re.DOTALL)
 CLAIMS = {
-    "start": lambda v: v["result"].converged,
+    "start": lambda v: (
+        v["result"].converged
+        and "z summed out" in v["result"].method
+        and v["fitted"].converged
+        and np.abs(v["draws"].mean(0) - np.asarray(v["target"][:3])).max() < 1.5
+    ),
     "tutorials/discrete_latents": lambda v: (
         np.abs(v["corrected"] - v["exact"]).max() < 0.01
         and v["result"].khat(3) < 0.7

@@ -299,7 +299,8 @@ def test_what_the_paper_does_not_say_is_counted_apart():
         report.summary(claims)
         == "1 of the 2 claims of the paper was reproduced. Answers to 1 question that the paper leaves open: 1 no"
     )
-    assert report.missed(claims) == ["it is so"]
+    section = Section(name="s", title="Two digits", text="", claims=claims)
+    assert report.missed([section]) == [("it is so", "Two digits")]
 
 
 def test_pictures_come_first_and_prose_is_folded(written):

@@ -221,6 +221,33 @@ def test_a_folder_that_is_a_file(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def _mixed(y, n=6):
+    mu = numpyro.sample("mu", dist.Normal(np.array([-2.0, 2.0]), 1.0).to_event(1))
+    with numpyro.plate("points", n):
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        numpyro.sample("y", dist.Normal(mu[z], 1.0), obs=y)
+
+
+def _labels(y, n=6):
+    with numpyro.plate("points", n):
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        numpyro.sample("y", dist.Normal(2.0 * z, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [_mixed, _labels], ids=["a Gaussian and labels", "exact"])
+def test_a_fit_without_a_guide_is_loaded_without_one(model, tmp_path):
+    y = np.array([-2.3, -1.8, 1.9, 2.4, -2.0, 2.2])
+    result = legrad.fit(model, args=(y,), key=0)
+    result.save(tmp_path / "fit.legrad")
+    loaded = legrad.load(tmp_path / "fit.legrad", model, args=(y,))
+    mine, other = result.sample(1, 20), loaded.sample(1, 20)
+    assert set(mine) == set(other)
+    assert all(np.array_equal(mine[name], other[name]) for name in mine)
+    assert str(loaded.summary(2, n=50)) == str(result.summary(2, n=50))
+    assert loaded.diagnose(3, 200).ok == result.diagnose(3, 200).ok
+    assert loaded.predict(4, y, n=3)["y"].shape == (3, 6)
+
+
 def test_results_are_saved_and_loaded(tmp_path):
     result = fit(**AUTO, restarts=2)
     result.save(tmp_path / "fit.legrad")

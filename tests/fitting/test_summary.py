@@ -212,7 +212,9 @@ def test_a_fit_on_minibatches_predicts_rows_that_are_passed():
 
 
 def test_the_plot_shows_the_posterior(result, tmp_path):
-    titles = [axes.get_title(loc="left") for axes in result.plot(tmp_path / "fit.png").axes]
+    figure = result.plot(tmp_path / "fit.png")
+    assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert "P(z = 1)" in titles
     assert "m: median, 50% and 90% intervals" in titles
     assert "probabilities of the 3 categories of c" in titles

@@ -20,6 +20,7 @@ from legrad.commands import page
 from legrad.commands.fit import count, table_of
 from legrad.commands.output import DONE, DOUBTFUL, CommandError, as_json, common, folder, note, say
 from legrad.commands.table import FORMATS, Table
+from legrad.diagnostics.figure import new_figure
 from legrad.standard.spike_slab import FAMILIES, SpikeSlabPosterior, fit_spike_slab
 
 _SLAB = 1.0  # the standard deviation of a slope
@@ -197,12 +198,8 @@ def _quoted(cell: str) -> str:
 
 
 def _plot(rows: list[dict[str, Any]], target: str, most: int = 30) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'legrad[plots]'") from error
     shown = rows[:most]
-    figure = Figure(figsize=(9, 1.2 + 0.27 * len(shown)), layout="constrained")
+    figure = new_figure(figsize=(9, 1.2 + 0.27 * len(shown)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     places = np.arange(len(shown))
     left.barh(places, [row["probability"] for row in shown], color=_BLUE, height=0.6)

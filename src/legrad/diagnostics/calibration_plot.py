@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from legrad.diagnostics.figure import new_figure
+
 if TYPE_CHECKING:
     from legrad.diagnostics.calibration import Calibration
 
@@ -21,14 +23,10 @@ def plot_calibration(calibration: Calibration, path: Any = None) -> Any:
         calibration: a result of `legrad.calibrate`.
         path: the file to write the picture to; if None, the figure is only returned.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'legrad[plots]'") from error
     names = list(calibration.pit)
     columns = min(_COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
-    figure = Figure(figsize=(max(5.5, 3.6 * columns), 0.9 + 2.5 * rows), layout="constrained")
+    figure = new_figure(figsize=(max(5.5, 3.6 * columns), 0.9 + 2.5 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     handles: dict[str, Any] = {}
     for axes, name in zip(panels, names, strict=False):

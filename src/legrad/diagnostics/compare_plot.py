@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from legrad.diagnostics.figure import new_figure
+
 if TYPE_CHECKING:
     from legrad.diagnostics.compare import Comparison
 
@@ -21,17 +23,13 @@ _INK, _RULE = "#333333", "#dddddd"
 
 def plot_comparison(comparison: Comparison, path: Any = None) -> Any:
     """Plot a comparison; see `Comparison.plot`."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'legrad[plots]'") from error
     rows = comparison.rows
     parameters, left_out = _noisiest(comparison)
     tall = [
         0.85 + 0.3 * len(rows),
         0.9 + 0.25 * math.ceil(len(rows) / 4) + max(0.3, 0.07 * len(rows)) * len(parameters),
     ]
-    figure: Any = Figure(figsize=(10, 0.5 + sum(tall)), layout="constrained", facecolor="white")
+    figure = new_figure(figsize=(10, 0.5 + sum(tall)), layout="constrained", facecolor="white")
     above, below = figure.subfigures(2, 1, height_ratios=tall)
     panels = above.subplots(1, 3, sharey=True)
     quantities = {

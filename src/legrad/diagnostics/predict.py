@@ -17,6 +17,7 @@ from legrad._compiled import jit
 from legrad.diagnostics.replay import Trace, Whole, full_shape, latent_sites, observed_sites, replay, user_model
 from legrad.model.arrays import map_in_batches, split_arrays
 from legrad.model.log_density import LogDensity
+from legrad.model.messages import warn
 from legrad.model.problem import Problem
 
 _TOGETHER = 64
@@ -93,8 +94,24 @@ def _known(
                 f"{now[name]}: leave it out, and its latents are drawn from their prior"
             )
     new -= set(same)
+    _warn_of_others(new, trace, fitted, before, now)
     sites = {name: site for name, site in latent_sites(trace).items() if name in draws and not new & _plates(site)}
     return {name: draws[name] for name, site in sites.items() if full_shape(site) == jnp.shape(draws[name])[1:]}
+
+
+def _warn_of_others(
+    new: Collection[str], trace: Trace, fitted: Trace, before: Mapping[str, int], now: Mapping[str, int]
+) -> None:
+    """Warn of plates that hold no data and have another size than in the fit: perhaps the columns are other ones."""
+    of_data = {plate for site in fitted.values() if site.get("is_observed") for plate in _plates(site)}
+    for plate in sorted(set(new) & set(before) - of_data):
+        latents = [name for name, site in latent_sites(trace).items() if plate in _plates(site)]
+        if latents and now[plate] != before[plate]:
+            warn(
+                f"plate '{plate}' had {before[plate]} members in the fit and has {now[plate]} now, so "
+                f"{', '.join(latents)} are drawn from their prior and not from the fit: pass the same columns or "
+                "groups, unless these are new ones"
+            )
 
 
 def _plates(site: Mapping[str, Any]) -> set[str]:

@@ -140,7 +140,7 @@ def _page(out: Path, sections: Sequence[Section], results: Mapping[str, Any]) ->
         summary=summary([c for s in sections for c in s.claims]),
         reproduced=_reproduced([c for s in sections for c in s.claims if not c.ours]),
         answered=_answered([c for s in sections for c in s.claims if c.ours]),
-        missed=missed([c for s in sections for c in s.claims]),
+        missed=missed(sections),
         groups=_groups(sections),
         light=LIGHT,
         dark=DARK,
@@ -164,9 +164,9 @@ def summary(claims: Sequence[Claim]) -> str:
     return ". ".join(part for part in (_reproduced(theirs), _answered(ours)) if part)
 
 
-def missed(claims: Sequence[Claim]) -> list[str]:
-    """The claims of the paper that were not reproduced, in a few words each."""
-    return [c.short or c.claim for c in claims if c.holds is False and not c.ours]
+def missed(sections: Sequence[Section]) -> list[tuple[str, str]]:
+    """The claims of the paper that were not reproduced, in a few words each, and the experiment of each."""
+    return [(c.short or c.claim, s.title) for s in sections for c in s.claims if c.holds is False and not c.ours]
 
 
 def _reproduced(claims: Sequence[Claim]) -> str:

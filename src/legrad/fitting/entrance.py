@@ -43,6 +43,12 @@ def entrance(fit: Callable[P, FitResult]) -> Callable[P, FitResult]:
     ) -> FitResult:
         run = cast(Callable[..., FitResult], fit)
         key = as_key(key)
+        for name, program in (("model", model), ("guide", guide)):
+            if not (callable(program) or (name == "guide" and program is None)):
+                raise TypeError(
+                    f"{name} is {_a(program)}, not a function: pass the function that samples, and its arguments as "
+                    "args=(X, y)"
+                )
         if not isinstance(args, tuple):  # `fit` says what to pass
             return run(model, guide, key=key, args=args, kwargs=kwargs, **settings)
         given = unframed(model, args, kwargs or {})
@@ -62,6 +68,10 @@ def entrance(fit: Callable[P, FitResult]) -> Callable[P, FitResult]:
         return replace(result, names=given.names) if given.names else result
 
     return cast(Callable[P, FitResult], enter)
+
+
+def _a(thing: Any) -> str:
+    return "None" if thing is None else f"a {type(thing).__name__}"
 
 
 def _with_numbers(

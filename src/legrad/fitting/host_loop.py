@@ -60,7 +60,7 @@ class HostLoop:
 
     def run(self, now: Progress) -> tuple[Progress, str]:
         """Continue from `now`; return where the fit ended, and what ended it if not the fit itself."""
-        self._ran, self._chunk, self._first = 0.0, 1, True
+        self._ran, self._chunk, self._first, self._counting = 0.0, 1, True, False
         self._saved = now.at
         self._called = now.at - now.at % self.callback_every
         self._saved_at = clock()
@@ -198,6 +198,11 @@ class HostLoop:
         elif self.stoppings:
             words += _phase_words(self.stoppings[best])
         bar.set_postfix_str(", ".join(words))
+        if not (self._first or self._counting or timed):  # steps per second, and the time left, leave out compiling
+            bar.unpause()
+            bar.initial = bar.n = now.at
+            bar.refresh()
+            self._counting = True
         bar.update((min(self._ran, self.seconds) if timed else now.at) - bar.n)
 
     def _snapshot(self, now: Progress) -> Snapshot:

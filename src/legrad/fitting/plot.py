@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from legrad.diagnostics.figure import new_figure
 from legrad.diagnostics.summary import Summary
 from legrad.fitting import plot_posterior
 
@@ -25,17 +26,13 @@ def plot_fit(result: FitResult, summary: Summary | None, path: Any = None) -> An
         summary: its latents, with the quantiles `plot_posterior.LEVELS`; None to leave them out.
         path: the file to write the picture to; if None, the figure is only returned.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'legrad[plots]'") from error
     auto = bool(result.phases)
     heights = [3.0, 1.4, 0.9] if auto else [3.0, 1.4]
     words = textwrap.wrap(result.status, 110 if summary is None else 185)
     latents, more = ([], 0) if summary is None else plot_posterior.chosen(summary)
     sizes = plot_posterior.heights(latents)
     height = 1.3 + max(sum(heights), sum(sizes)) + 0.18 * len(words)
-    figure = Figure(figsize=(14.0 if latents else 8.5, height), layout="constrained")
+    figure = new_figure(figsize=(14.0 if latents else 8.5, height), layout="constrained")
     left: Any = figure
     right: Any = None
     if latents:
@@ -105,7 +102,7 @@ def _bound(axes: Any, result: FitResult) -> None:
         low = min(np.percentile(finite, 10), np.percentile(tail, 1), _running(tail, min(window, len(tail)))[1].min())
         axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.set_ylabel("ELBO", color=_INK)
-    axes.legend(frameon=True, framealpha=0.8, edgecolor="none", loc="lower right", fontsize=9)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, ncols=3, frameon=False, fontsize=9)
 
 
 def _noise(axes: Any, result: FitResult) -> None:

@@ -27,6 +27,7 @@ from legrad.fitting import file_format
 from legrad.fitting.plot import plot_fit
 from legrad.fitting.plot_posterior import LEVELS
 from legrad.fitting.quadrature_error import quadrature_concern
+from legrad.fitting.recipe import made_again, recipe
 from legrad.fitting.show import as_html, as_text
 from legrad.fitting.stopping import Phase
 from legrad.guides.gaussian import Cover
@@ -388,7 +389,8 @@ class FitResult:
         phases = [vars(phase) for phase in self.phases]
         trees = {name: file_format.described(tree, arrays) for name, tree in trees.items() if tree is not None}
         names = [one._asdict() for one in self.names]
-        return plain | {"trees": trees, "phases": phases, "estimator": self.estimator_name, "names": names}
+        own = {"estimator": self.estimator_name, "names": names, "recipe": recipe(self.problem)}
+        return plain | own | {"trees": trees, "phases": phases}
 
 
 _PLAIN = ("converged", "status", "steps", "seconds", "quadrature", "how", "gradients", "double", "note")
@@ -408,7 +410,7 @@ def load(
     Args:
         path: the path of the file.
         model: the model of the fit, for the methods that run it; a file holds no code.
-        guide: the guide of the fit.
+        guide: the guide of the fit; leave it out for a fit without a guide, whose own is made again.
         args: positional arguments of model and guide.
         kwargs: keyword arguments of model and guide.
 
@@ -421,12 +423,15 @@ def load(
         >>> legrad.load("fit.legrad", model, guide, args=(X, y)).sample(key, 1000)
     """
     numbers, arrays = file_format.read(Path(path), _KIND)
-    model, guide = model or _missing("model", path), guide or _missing("guide", path)
-    args, kwargs, _ = unframed(model, args, kwargs or {})
+    plain, given = model or _missing("model", path), guide or _missing("guide", path)
+    args, kwargs, _ = unframed(plain, args, kwargs or {})
 
     def rebuilt(numbers: Mapping[str, Any], **more: Any) -> FitResult:
         trees = {name: file_format.undescribed(text, arrays) for name, text in numbers["trees"].items()}
-        return FitResult(
+        automatic = numbers.get("recipe") if model and not guide else None
+        mine, its_guide = made_again(automatic, model) if automatic and model else (plain, given)
+        kind = _kind_of_exact() if automatic and automatic["guide"] is None else FitResult
+        return kind(
             **({"error": None, "moments": None} | trees),
             converged=numbers["converged"],
             status=numbers["status"],
@@ -439,7 +444,7 @@ def load(
             steps=numbers["steps"],
             seconds=numbers["seconds"],
             phases=tuple(Phase(**phase) for phase in numbers["phases"]),
-            problem=Problem(model, guide, jax.tree.map(jnp.asarray, trees["params"]), args, dict(kwargs or {})),
+            problem=Problem(mine, its_guide, jax.tree.map(jnp.asarray, trees["params"]), args, dict(kwargs or {})),
             estimator=numbers["estimator"],
             optimizer_state=None,
             **more,
@@ -450,6 +455,12 @@ def load(
     if _can_run(result.problem):
         _require_same(result.params, result.problem, f"'{path}'")
     return result
+
+
+def _kind_of_exact() -> type[FitResult]:
+    from legrad.fitting.summed_out import ExactResult  # which is a FitResult itself
+
+    return ExactResult
 
 
 def _can_run(problem: Problem) -> bool:
@@ -477,7 +488,7 @@ def _missing(what: str, path: Any) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise ValueError(
             f"this result was loaded without its {what}, which is not saved in the file: "
-            f"legrad.load({str(path)!r}, model, guide, args=...)"
+            f"legrad.load({str(path)!r}, model, guide, args=...), or without the guide if the fit had none"
         )
 
     refuse.missing = True  # type: ignore[attr-defined]

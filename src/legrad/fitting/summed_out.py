@@ -14,6 +14,7 @@ from numpyro import handlers
 from legrad.diagnostics.diagnosis import Diagnosis
 from legrad.diagnostics.psis import ElboEstimate
 from legrad.estimators import Exact
+from legrad.fitting.recipe import no_latents
 from legrad.fitting.result import FitResult
 from legrad.marginal.marginalize import Marginal
 from legrad.model.keys import Key
@@ -56,15 +57,11 @@ def exact_result(marginal: Marginal, args: tuple[Any, ...], kwargs: Mapping[str,
         phases=(),
         error=None,
         clock=np.asarray([[0, took]]),
-        problem=Problem(marginal, _no_latents, {}, args, dict(kwargs)),
+        problem=Problem(marginal, no_latents, {}, args, dict(kwargs)),
         estimator=Exact(),
         optimizer_state=None,
         how=f"summed {names} out: the posterior is exact",
     )
-
-
-def _no_latents(*args: Any, **kwargs: Any) -> None:
-    """Sample nothing: the guide of a model without latents."""
 
 
 @one_at_a_time

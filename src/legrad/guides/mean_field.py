@@ -152,7 +152,10 @@ class MeanField:
         draws, taken = prior_draws(self.model, args, kwargs, compiled)
         sites = {draw[0].name: draw for draw in zip(*draws, strict=True)}
         if not sites:
-            raise ValueError("MeanField: the model has no latent sites (all its sample sites are observed).")
+            raise ValueError(
+                "MeanField: the model has no latent sites, as all its sample sites have obs=: leave it out "
+                "of what is to be inferred"
+            )
         for option, names in (("init", self.init), ("window", self._windows)):
             if unknown := sorted(set(names) - set(sites)):
                 raise ValueError(f"MeanField: {option} names {unknown}; the latent sites are {sorted(sites)}.")

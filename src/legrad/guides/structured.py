@@ -156,6 +156,16 @@ class Structured:
         """The names of the parameters of the joint Gaussian: its mean, and its Cholesky factor."""
         return f"{self._base}_loc", f"{self._base}_scale_tril"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the guide was made with, besides its model."""
+        return {
+            "noncentered": self.noncentered,
+            "window": dict(self._windows),
+            "init_scale": self.init_scale,
+            "prefix": self.prefix,
+        }
+
     def whiten(self, center: np.ndarray, tril: np.ndarray) -> None:
         """Let optimizers see the joint Gaussian in whitened coordinates, and start it at N(center, tril trilᵀ).
 
@@ -236,7 +246,10 @@ class Structured:
         draws, taken = prior_draws(self.model, args, kwargs, compiled, "Structured")
         sites = {draw[0].name: draw for draw in zip(*draws, strict=True)}
         if not sites:
-            raise ValueError("Structured: the model has no latent sites (all its sample sites are observed).")
+            raise ValueError(
+                "Structured: the model has no latent sites, as all its sample sites have obs=: leave it out "
+                "of what is to be inferred"
+            )
         for option, names in (("noncentered", self.noncentered), ("window", self._windows)):
             if unknown := sorted(set(names) - set(sites)):
                 raise ValueError(f"Structured: {option} names {unknown}; the latent sites are {sorted(sites)}.")

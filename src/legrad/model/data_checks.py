@@ -80,10 +80,23 @@ def describe_missing(
     return ""
 
 
+def describe_text(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Name the first argument that is an array of text or other objects; empty if there is none."""
+    called = argument_names(model, args, kwargs)
+    for name, x in zip(called, [*args, *kwargs.values()], strict=True):
+        if isinstance(x, np.ndarray) and x.dtype.kind not in "biufc":
+            first = f", such as {x.ravel()[0]!r}" if x.size else ""
+            return (
+                f"argument '{name}' is an array of {x.dtype}{first}, not of numbers: encode it, as in "
+                f"np.unique({name}, return_inverse=True)[1]"
+            )
+    return ""
+
+
 def discrete_latent(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the name of the first discrete latent of a model, for messages."""
+    """Return the name of the first discrete latent of a model, for messages; empty if there is none."""
     sites = _sites(model, tuple(args), kwargs, 0)
-    return next((n for n, s in sites.items() if not s["is_observed"] and s["fn"].support.is_discrete), "of the model")
+    return next((n for n, s in sites.items() if not s["is_observed"] and s["fn"].support.is_discrete), "")
 
 
 @one_at_a_time

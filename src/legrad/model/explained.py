@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 import numpyro.distributions as dist
+from numpyro.infer.autoguide import AutoContinuous, AutoDelta, AutoNormal
 
-from legrad.model.data_checks import describe_missing, discrete_latent
+from legrad.model.data_checks import describe_missing, describe_text, discrete_latent
 from legrad.model.frames import Names
 
 _CONCRETE = (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
@@ -26,6 +27,9 @@ _PARAMETER = re.compile(r"(\w+) distribution got invalid (\w+) parameter")
 _DISCRETE = re.compile(  # what NumPyro says depends on the distribution, and on whether funsor is installed
     r"Continuous inference cannot handle discrete|only work for discrete sites|models with discrete latent variables"
 )
+_SHAPES = re.compile(r"[Ii]ncompatible shapes|dot_general requires|Cannot broadcast|must be broadcast")
+_EMPTY = "size of plate should be positive"  # an assertion of NumPyro's
+_NO_ARRAY = "not a valid JAX array type"
 _NOT_FINITE = re.compile(r"not finite|\bnan\b|NaN or infinite")
 _REMEDY = "drop or impute these rows, or replace the values and mask their terms with numpyro.handlers.mask"
 
@@ -48,7 +52,7 @@ def explained(
             f"{_line(error)} indexes with a condition on a latent, so the size of the result depends on its value: "
             "keep all elements and use jnp.where(condition, a, b)"
         ) from error
-    except (ValueError, RuntimeError, ImportError) as error:
+    except (ValueError, TypeError, RuntimeError, ImportError, AssertionError) as error:
         message = _translated(error, model, guide, args, kwargs, names)
         if message is None:
             raise
@@ -82,12 +86,23 @@ def _translated(
     names: Sequence[Names],
 ) -> str | None:
     text = str(error)
-    if _DISCRETE.search(text):
+    about_shapes = _SHAPES.search(text) and _from_model(error)
+    if _DISCRETE.search(text) or (about_shapes and _cannot_hold(guide, model, args, kwargs)):
+        name = discrete_latent(model, args, kwargs) or "of the model"
         return (
-            f"{type(guide).__name__} cannot hold the discrete latent '{discrete_latent(model, args, kwargs)}': use "
+            f"{type(guide).__name__} cannot hold the discrete latent '{name}': use "
             "legrad.MeanField(model), which has a factor for every latent, discrete ones included, or leave the "
             "guide out"
         )
+    if about_shapes:
+        return (
+            f"{_line(error)} brings together arrays whose shapes do not fit ({text.strip().rstrip('.')}): compare "
+            "the sizes of plates, data and latents; members of a plate at dim=-2 need an axis: x[:, None]"
+        )
+    if _EMPTY in text and _from_model(error):
+        return f"{_line(error)} makes a plate without members: pass data with at least one row"
+    if isinstance(error, TypeError) and _NO_ARRAY in text:
+        return describe_text(model, args, kwargs) or None
     found = _PARAMETER.search(text)
     if not found and not _NOT_FINITE.search(text):
         return None
@@ -115,14 +130,28 @@ _OURS = str(Path(__file__).resolve().parents[1])
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
+def _from_model(error: BaseException) -> bool:
+    """Whether an error comes from code of the user that legrad runs, and not from legrad or its call."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [i for i, name in enumerate(files) if name.startswith(_OURS)]
+    return any(_is_users(name) for name in files[ours[0] :]) if ours else False
+
+
+def _is_users(filename: str) -> bool:
+    return not filename.startswith((_OURS, _STANDARD)) and "site-packages" not in filename
+
+
+def _cannot_hold(
+    guide: Callable[..., Any] | None, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether NumPyro's guide is continuous and the model is not: with funsor it enumerates, and shapes collide."""
+    return isinstance(guide, AutoContinuous | AutoNormal | AutoDelta) and bool(discrete_latent(model, args, kwargs))
+
+
 def _line(error: BaseException) -> str:
     """Return the last line of the user's own code that an error passed: "model.py, line 12 (`if z > 0:`)"."""
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith((_OURS, _STANDARD)) and "site-packages" not in frame.filename
-    ]
+    mine = [frame for frame in frames if _is_users(frame.filename)]
     if not mine:
         return "a line of the model or guide"
     frame = mine[-1]

@@ -60,22 +60,29 @@ def best_gaussian(density: SoftmaxDensity, start: Gaussian) -> tuple[float, Gaus
     q = start
     inverse = _inverse(q.tril @ q.tril.T)
     elbo, gradient, precision = density.expected(q)
+    rate = 1.0
     for _ in range(_SWEEPS):
-        rate, gain = 1.0, -math.inf
-        while rate > 1e-3:
+        gain = -math.inf
+        for size in _rates(min(1.0, 2 * rate)):
+            rate = size
             moved = (1 - rate) * inverse + rate * precision
             new = Gaussian(q.loc + rate * np.linalg.solve(precision, gradient), np.linalg.cholesky(_inverse(moved)))
             found = density.expected(new)
             gain = found[0] - elbo
             if gain > -1e-9 * abs(elbo):
                 break
-            rate *= 0.5
         if gain <= -1e-9 * abs(elbo):
             break
         q, inverse, (elbo, gradient, precision) = new, moved, found
-        if gain < _STILL:
+        if gain < _STILL * rate:
             break
     return elbo, q
+
+
+def _rates(first: float) -> list[float]:
+    """Return the step sizes to try: where one step had to be short, the next search begins there, not at one."""
+    shorter = [first * 0.5**i for i in range(10) if first * 0.5**i > 1e-3]
+    return shorter + [0.5**i for i in range(10) if 0.5**i > first]
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import expit, logsumexp, softmax
+from scipy.special import expit
 
 from legrad.fitting.fixed_draws import Gaussian, moment_matched
 
@@ -57,12 +57,12 @@ class SoftmaxDensity:
 
     def _total(self, eta: np.ndarray) -> np.ndarray:
         """Return the log of what normalizes the probabilities."""
-        return np.logaddexp(0.0, eta)[..., 0] if self.outputs == 1 else logsumexp(eta, axis=-1)
+        return _total_and_probabilities(eta)[0]
 
     def rows(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what each row sees of coefficients: its η, the probabilities p, and diag(p) − p pᵀ."""
         eta = self.x @ w.reshape(self.precision.shape).T
-        p = expit(eta) if self.outputs == 1 else softmax(eta, axis=-1)
+        p = _total_and_probabilities(eta)[1]
         return eta, p, _spread(p, p[:, :, None] * p[:, None, :])
 
     def derivatives(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -79,19 +79,27 @@ class SoftmaxDensity:
         cov = roots @ roots.swapaxes(1, 2)  # of the linear predictors of each row
         root = np.linalg.cholesky(cov + 1e-12 * np.eye(k))
         mean = self.x @ m.T
-        p, second, total = np.zeros_like(mean), np.zeros((len(mean), k, k)), np.zeros(len(mean))
-        for node, weight in zip(self.nodes, self.shares, strict=True):
-            eta = mean + root @ node
-            here = expit(eta) if k == 1 else softmax(eta, axis=-1)
-            total += weight * self._total(eta)
-            p += weight * here
-            second += weight * here[:, :, None] * here[:, None, :]
+        p, second, total = self._averaged(mean, root)
         spread = _spread(p, second)
         var = np.sum(q.tril**2, axis=1).reshape(k, d)
         prior = self._constant - 0.5 * float(np.sum(self.precision * (m**2 + var)))
-        elbo = float(np.sum(mean * self.hot) - total.sum()) + prior + q.entropy
+        elbo = float(np.sum(mean * self.hot) - total) + prior + q.entropy
         gradient = (self.hot - p).T @ self.x - self.precision * m
         return elbo, gradient.ravel(), self._curvature(spread)
+
+    def _averaged(self, mean: np.ndarray, root: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+        """Return E[p] and E[p pᵀ] of each row, and what normalizes them, summed; all nodes of some rows at a time."""
+        p, second, total = np.empty_like(mean), np.empty_like(root), 0.0
+        step = max(1, _NUMBERS // self.nodes.size)
+        for i in range(0, len(mean), step):
+            rows = slice(i, i + step)
+            eta = mean[rows, None] + self.nodes @ root[rows].swapaxes(1, 2)  # (rows, nodes, outputs)
+            logs, here = _total_and_probabilities(eta)
+            total += float(np.sum(logs @ self.shares))
+            weighed = here * self.shares[:, None]
+            p[rows] = weighed.sum(1)
+            second[rows] = weighed.swapaxes(1, 2) @ here
+        return p, second, total
 
     def _curvature(self, spread: np.ndarray) -> np.ndarray:
         """Return Λ + Σ_n spread_n ⊗ x_n x_nᵀ."""
@@ -104,6 +112,18 @@ class SoftmaxDensity:
                 if j < i:
                     found[j * d : (j + 1) * d, i * d : (i + 1) * d] += block
         return found
+
+
+def _total_and_probabilities(eta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the log of what normalizes the probabilities, and the probabilities; of one output, those of class 1."""
+    if eta.shape[-1] == 1:
+        return np.logaddexp(0.0, eta[..., 0]), expit(eta)
+    # With the outputs first, every operation runs over long rows: scipy's softmax takes several times as long.
+    columns = np.ascontiguousarray(np.moveaxis(eta, -1, 0))
+    top = columns.max(0)
+    parts = np.exp(columns - top)
+    whole = parts.sum(0)
+    return top + np.log(whole), np.moveaxis(parts / whole, 0, -1)
 
 
 def _spread(p: np.ndarray, second: np.ndarray) -> np.ndarray:
