@@ -20,7 +20,7 @@ from legrad.exact.certain import Certain
 from legrad.exact.families import Family, family
 from legrad.exact.laws import Law
 from legrad.exact.moments import Moments, combine, independent, known, marginal, moments, of_table
-from legrad.exact.run import real, run_linear, squared
+from legrad.exact.run import in_bounds, real, run_linear, squared
 from legrad.exact.sight import Sight
 from legrad.exact.smooth import Signs, obstacle
 from legrad.exact.unknown import Unknown
@@ -114,7 +114,7 @@ class Known:
         """Return the operation that makes a value that is neither an input nor a constant."""
         op = self.program.maker(i)
         assert op is not None
-        return op._replace(inputs=tuple(map(self.certain.resolve, op.inputs)))
+        return in_bounds(op)._replace(inputs=tuple(map(self.certain.resolve, op.inputs)))
 
     def averaged(self, table: Table) -> Any:
         """Return the mean of a table at every position, as an array."""

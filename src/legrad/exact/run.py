@@ -22,6 +22,17 @@ def real(value: Any) -> Any:
     return value if jnp.issubdtype(dtype, jnp.floating) else jnp.asarray(value).astype(jnp.result_type(float))
 
 
+def in_bounds(op: Op) -> Op:
+    """Return a look-up whose indices are clipped in the derivative as they are in the value.
+
+    The derivative of `x[i]` by x drops an i beyond the end, while its value is that of the last number.
+    """
+    promised = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    if op.name != "gather" or op.eqn.params["mode"] != promised:
+        return op
+    return op._replace(eqn=op.eqn.replace(params=op.eqn.params | {"mode": jax.lax.GatherScatterMode.CLIP}))
+
+
 def run_linear(op: Op, operands: Sequence[Any]) -> list[Any]:
     """Run a linear operation of numbers on their means."""
     if op.name == "convert_element_type":
