@@ -84,9 +84,9 @@ class _Program:
         if text is None or len(text) > _LONGEST:
             return jitted
         results = tuple((x.shape, str(x.dtype), x.weak_type) for x in traced.jaxpr.out_avals)
-        name = hashlib.sha256(text.encode()).digest(), kind, results, jitted is self._jitted.get(True)
+        digest = hashlib.sha256(text.encode()).digest()
+        name = digest, kind, results, jitted is self._jitted.get(True), lowered.in_tree, lowered.out_tree
         try:
-            name = (*name, lowered.in_tree, lowered.out_tree)
             hash(name)
         except TypeError:  # a tree with something in it that cannot be compared
             return jitted
@@ -142,8 +142,8 @@ def outcome(f: Callable[..., Any], *args: Any) -> Any:
     """
     leaves, _ = jax.tree.flatten(args)
     closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
-    structure = jax.tree.structure(shapes)
-    jaxpr, takes = _compat.only_for(range(structure.num_leaves), closed)
+    parts, structure = jax.tree.flatten(shapes)
+    jaxpr, takes = _compat.only_for(range(len(parts)), closed)
     given = [jax.device_put(x) for x, taken in zip(leaves, takes, strict=True) if taken]
     if jaxpr.eqns:
         results = jit_once(lambda *given: jax.core.eval_jaxpr(jaxpr, closed.consts, *given))(*given)

@@ -113,7 +113,8 @@ def _observed(
     def numbers(arrays: list[Any], seed: Any) -> dict[str, tuple[Any, ...]]:
         key, found = jax.random.key(seed), {}
         with jax.ensure_compile_time_eval():  # a model may keep what does not depend on its arguments
-            sites = _run(model, *rebuild(arrays), key)
+            args, kwargs = rebuild(arrays)
+            sites = _run(model, args, kwargs, key)
         for name, site in sites.items():
             if site["is_observed"]:
                 support = _support(site)
@@ -129,7 +130,7 @@ def _observed(
         with suppress(Exception):  # whatever a model raises: the fit will raise it again
             found = jax.device_get(how(arrays, seed))
             break
-    return {name: _Seen(*found[name], *kinds[name]) for name in found}
+    return {name: _Seen._make([*found[name], *kinds[name]]) for name in found}
 
 
 @one_at_a_time

@@ -114,7 +114,7 @@ def beginning(start: dict[str, Any], most: int) -> Climb:
     dtype, size = jnp.result_type(*leaves), sum(math.prod(np.shape(x)) for x in leaves)
     none, empty = np.zeros(size, dtype), np.zeros((_room(size), size), dtype)
     zero, one, endless = np.zeros((), np.int32), np.ones((), dtype), np.full((), np.inf, dtype)
-    return Climb(
+    state: dict[str, Any] = dict(
         at=none,
         loss=endless,
         gradient=none,
@@ -139,6 +139,7 @@ def beginning(start: dict[str, Any], most: int) -> Climb:
         end=zero,
         history=np.full(most, np.nan, dtype),
     )
+    return Climb(**state)
 
 
 def _room(size: int) -> int:
