@@ -22,7 +22,7 @@ def split_arrays(
         place: what is done to each array.
     """
     leaves, structure = jax.tree.flatten(tree)
-    dynamic = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+    dynamic = [_is_data(leaf) for leaf in leaves]
     static = [None if d else x for d, x in zip(dynamic, leaves, strict=True)]  # what rebuilds holds no array
 
     def rebuild(arrays: list[Any]) -> Any:
@@ -31,6 +31,11 @@ def split_arrays(
         return jax.tree.unflatten(structure, merged)
 
     return [place(x) for d, x in zip(dynamic, leaves, strict=True) if d], rebuild
+
+
+def _is_data(leaf: Any) -> bool:
+    """Whether a leaf is an array that a program takes; text, dates and objects are not."""
+    return isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "USOMm")
 
 
 def map_in_batches(f: Callable[[Any], Any], rows: Any, most: int) -> Any:

@@ -29,7 +29,7 @@ _DISCRETE = re.compile(  # what NumPyro says depends on the distribution, and on
 )
 _SHAPES = re.compile(r"[Ii]ncompatible shapes|dot_general requires|Cannot broadcast|must be broadcast")
 _EMPTY = "size of plate should be positive"  # an assertion of NumPyro's
-_NO_ARRAY = "not a valid JAX array type"
+_NO_ARRAY = re.compile(r"not a valid JAX array type|as a JAX value|as an abstract array")
 _NOT_FINITE = re.compile(r"not finite|\bnan\b|NaN or infinite")
 _REMEDY = "drop or impute these rows, or replace the values and mask their terms with numpyro.handlers.mask"
 
@@ -101,14 +101,14 @@ def _translated(
         )
     if _EMPTY in text and _from_model(error):
         return f"{_line(error)} makes a plate without members: pass data with at least one row"
-    if isinstance(error, TypeError) and _NO_ARRAY in text:
+    if isinstance(error, TypeError) and _NO_ARRAY.search(text):
         return describe_text(model, args, kwargs) or None
     found = _PARAMETER.search(text)
     if not found and not _NOT_FINITE.search(text):
         return None
     missing = describe_missing(model, args, kwargs, names)
     if missing and "the data of site" not in text:
-        cause = f"the {found[2]} of {found[1]} at {_line(error)} is no number" if found else text
+        cause = f"the {found[2]} of {found[1]} at {_line(error)} is no number" if found else text.split(":")[0]
         return f"{missing}, and so {cause}. Remedy: {_REMEDY}"
     if not found:
         return None
@@ -133,7 +133,7 @@ _STANDARD = sysconfig.get_paths()["stdlib"]
 def _from_model(error: BaseException) -> bool:
     """Whether an error comes from code of the user that legrad runs, and not from legrad or its call."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    ours = [i for i, name in enumerate(files) if name.startswith(_OURS)]
+    ours = [i for i, name in enumerate(files) if name.startswith(_OURS) and name != __file__]
     return any(_is_users(name) for name in files[ours[0] :]) if ours else False
 
 

@@ -120,13 +120,15 @@ def declared(
     """
     if isinstance(guide, SetUp):
         guide.set_up(*args, **kwargs)
+    of_guide, of_model = jax.random.split(key)
+    # A guide that sets itself up at its first call runs once: after an error, a second call would raise another.
+    before = None if isinstance(guide, SetUp) else _run(guide, args, kwargs, of_guide, given)
     if is_outside() and isinstance(model, _FUNCTIONS):
         with suppress(Exception):
-            found = _in_one_program(model, guide, args, kwargs, key, given)
+            found = _in_one_program(model, guide, args, kwargs, key, given, before)
             if found is not None:
                 return found
-    of_guide, of_model = jax.random.split(key)
-    trace = _run(guide, args, kwargs, of_guide, given)
+    trace = _run(guide, args, kwargs, of_guide, given) if before is None else before
     if model is None or isinstance(model, LogDensity):
         return _params(trace)
     return _joined(trace, _run(model, args, kwargs, of_model, _values(trace) | dict(given)))
@@ -139,9 +141,12 @@ def _in_one_program(
     kwargs: Mapping[str, Any],
     key: jax.Array,
     given: Mapping[str, Any],
+    before: dict[str, Any] | None,
 ) -> dict[str, Any] | None:
-    """Return the sites; None if a distribution's parameters are outside their constraints."""
-    before = None if isinstance(guide, SetUp) else _run(guide, args, kwargs, jax.random.split(key)[0], given)
+    """Return the sites; None if a distribution's parameters are outside their constraints.
+
+    `before` is the trace of a guide that has run already.
+    """
     arrays, rebuild = split_arrays((args, dict(kwargs)))
     sites: dict[str, Any] = {}
 

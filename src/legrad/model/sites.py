@@ -138,6 +138,7 @@ def log_q_terms(factor: Factor, exact: bool) -> list[tuple[str, jax.Array]]:
 
 def site_log_prob(site: Any) -> jax.Array:
     """Return the terms that a sample statement adds to the log-density: elementwise, scaled and masked."""
+    _require_fit(site)
     bare, mask = unwrap(site["fn"])
     value = site["value"]
     if mask is not None:
@@ -147,6 +148,19 @@ def site_log_prob(site: Any) -> jax.Array:
     terms = jnp.broadcast_to(terms, jnp.broadcast_shapes(terms.shape, shape))  # one datum for all of a plate
     terms = _scale(site) * terms
     return terms if mask is None else jnp.where(mask, terms, 0.0)
+
+
+def _require_fit(site: Any) -> None:
+    shape, expected = jnp.shape(site["value"]), site["fn"].shape()
+    try:
+        jnp.broadcast_shapes(shape, expected)
+    except ValueError:
+        what = "data" if site["is_observed"] else "value"
+        raise ValueError(
+            f"the {what} of site '{site['name']}' has shape {shape}, which does not fit the shape {expected} of its "
+            "distribution: compare the sizes of plates, data and latents; members of a plate at dim=-2 need an axis: "
+            "x[:, None]"
+        ) from None
 
 
 def _scale(site: Any) -> Any:
