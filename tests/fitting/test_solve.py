@@ -137,7 +137,7 @@ def test_what_no_gaussian_holds_is_flagged():
 
 
 @pytest.mark.long
-def test_what_the_tails_of_the_proposal_do_not_reach_is_refused():
+def test_what_no_gaussian_reaches_is_found_by_draws_that_move():
     def spikes():
         numpyro.sample("a", dist.Normal(0.0, 1.0).expand([30]).to_event(1))
         x = numpyro.sample("x", dist.Normal(0.0, 1.0))
@@ -146,6 +146,19 @@ def test_what_the_tails_of_the_proposal_do_not_reach_is_refused():
     with pytest.warns(legrad.FitWarning, match="k-hat is"):
         result = legrad.fit(spikes, key=jax.random.key(0))
     assert not result.diagnose(jax.random.key(1)).ok
+    drawn = np.asarray(result.sample(jax.random.key(2), 2000, corrected=True)["x"])
+    x = np.linspace(-8.0, 9.0, 200_001)
+    weight = np.exp(-x * x / 2 + 100 / (1 + np.exp(-50 * (x - 4))) - 92)
+    mean = (weight * x).sum() / weight.sum()
+    assert abs(drawn.mean() - mean) < 0.03  # its standard deviation is 0.21, and the Gaussian's mean 0
+
+
+def test_a_guide_too_far_from_the_posterior_is_not_corrected():
+    def sum_is_known():
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0).expand([20]).to_event(1))
+        numpyro.sample("y", dist.Normal(x.sum(), 0.01), obs=1.0)
+
+    result = legrad.fit(sum_is_known, legrad.MeanField(sum_is_known), key=jax.random.key(0))
     with pytest.raises(ValueError, match="too far from the posterior"):
         result.sample(jax.random.key(2), 100, corrected=True)
 
