@@ -3,12 +3,12 @@
 import inspect
 import os
 import sys
-import warnings
 from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
+sys.path.append(str(ROOT / "docs"))  # gallery_warnings
 # Cells run in processes of their own: they too import this tree, and their numbers do not depend on a GPU.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -62,11 +62,6 @@ napoleon_numpy_docstring = True
 default_role = "code"
 
 
-def _without_paths(gallery_conf, name):
-    """Lets warnings of an example show what they say, and not where the files of the machine that builds are."""
-    warnings.formatwarning = lambda message, category, *place: f"{category.__name__}: {message}\n"
-
-
 # Examples that are scripts: each file plot_*.py is run and becomes a page with its output and figures.
 sphinx_gallery_conf = {
     "examples_dirs": str(ROOT / "examples" / "gallery"),
@@ -80,7 +75,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "copyfile_regex": "",
     "capture_repr": (),
-    "reset_modules": ("matplotlib", _without_paths),
+    "reset_modules": ("matplotlib", "gallery_warnings.without_paths"),
     "min_reported_time": 0,
 }
 

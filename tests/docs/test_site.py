@@ -3,7 +3,10 @@
 `make docs`, which CI runs too, builds the same pages with all cells and examples executed.
 """
 
+import importlib
+import pickle
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -59,6 +62,17 @@ def test_the_workflow_builds_the_site():
     root = DOCS.parent
     assert "make docs" in (root / ".github" / "workflows" / "docs.yml").read_text()
     assert "sphinx -W" in (root / "Makefile").read_text()
+
+
+def test_the_configuration_can_be_kept_in_a_file(monkeypatch):
+    """Sphinx pickles it, and warns of a function in it; the one that it names must be found by its name."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    settings = runpy.run_path(str(DOCS / "conf.py"))["sphinx_gallery_conf"]
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    module, function = settings["reset_modules"][-1].split(".")
+    monkeypatch.syspath_prepend(DOCS)
+    assert callable(getattr(importlib.import_module(module), function))
 
 
 @pytest.mark.long
