@@ -85,6 +85,7 @@ def test_fit_writes_everything(here, capsys):
     assert page.split("<h2>Summary</h2>")[1].startswith("<div class='scroll'>")  # not the page
 
 
+@pytest.mark.long
 def test_fit_with_steps_resumes_and_prints_json(here, capsys):
     words = ["fit", "models.py:spike", "--data", "t.csv", "--guide", "meanfield", "--out", "o", "--json", "--quiet"]
     code, out, _ = said(capsys, *words)

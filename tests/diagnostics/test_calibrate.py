@@ -55,6 +55,7 @@ def exact(**spoiled):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_posterior_gets_no_flag():
     found = exact()
     assert found.ok, found.flags

@@ -59,6 +59,7 @@ def test_a_label_that_numbers_no_latent_has_no_components():
     assert component_concerns(moments(p, [0.0] * 3) | other, {"z": 3}, 9) == []
 
 
+@pytest.mark.long
 def test_a_fit_that_stays_at_its_symmetric_start_is_flagged():
     y = jnp.asarray(np.random.default_rng(0).normal(size=8) + np.repeat([-4.0, 4.0], 4))
 

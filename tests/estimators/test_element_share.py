@@ -71,6 +71,7 @@ def test_the_mean_over_the_shares_is_the_whole(monkeypatch, fraction, settings):
     compare(monkeypatch, settings, fraction, PARAMS, model, guide)
 
 
+@pytest.mark.long
 def test_a_fault_in_the_scale_is_noticed(monkeypatch):
     counted = element_share.Share.counted
     monkeypatch.setattr(element_share.Share, "counted", lambda self, weights: 1.01 * counted(self, weights))

@@ -278,6 +278,7 @@ def test_gradients_of_reparameterized_families():
                 assert name == "Levy" or 5 * error < 0.2 * abs(truth) + 0.1, (name, parameter, error, truth)
 
 
+@pytest.mark.long
 def test_a_negative_binomial_is_fitted():
     """The alarm for mass outside the window holds an incomplete beta function, which has no such derivative."""
     name = "GammaPoisson"

@@ -83,6 +83,7 @@ def test_the_mean_over_all_pivots_is_the_exact_gradient(row, monkeypatch):
     assert not is_exact(legrad.LocalExpectation(), row, exact(row))
 
 
+@pytest.mark.long
 def test_two_pivots():
     assert is_exact(legrad.LocalExpectation(num_pivots=2), ROWS[0], exact(ROWS[0]))
 

@@ -75,6 +75,7 @@ def test_a_mixture_is_summed_and_drawn_back():
     assert tree.posterior["z"].shape[-1] == 100
 
 
+@pytest.mark.long
 def test_the_mixture_without_summing_keeps_its_latents():
     guide = legrad.Structured(mixture)
     jax.eval_shape(lambda key: numpyro.handlers.seed(guide, key)(Y), jax.random.key(0))
@@ -181,6 +182,7 @@ def test_a_block_model_finds_its_blocks():
     assert (found == np.array(best)[z]).mean() > 0.95
 
 
+@pytest.mark.long
 def test_observed_values_may_depend_on_latents():
     """An ARMA model observes its residuals, which explode at some draws of the prior."""
     noise, y = 0.2 * RNG.normal(size=120), np.zeros(120)

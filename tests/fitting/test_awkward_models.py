@@ -68,6 +68,7 @@ def test_a_numpy_table_may_be_indexed_by_a_latent():
     np.testing.assert_allclose(share, np.array([5, 9, 13]) / 27, atol=0.02)
 
 
+@pytest.mark.long
 def test_priors_without_draws():
     def model(y):
         low = numpyro.sample("low", dist.ImproperUniform(constraints.real, (), ()))

@@ -234,7 +234,10 @@ def _labels(y, n=6):
         numpyro.sample("y", dist.Normal(2.0 * z, 1.0), obs=y)
 
 
-@pytest.mark.parametrize("model", [_mixed, _labels], ids=["a Gaussian and labels", "exact"])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(_mixed, id="a Gaussian and labels", marks=pytest.mark.long), pytest.param(_labels, id="exact")],
+)
 def test_a_fit_without_a_guide_is_loaded_without_one(model, tmp_path):
     y = np.array([-2.3, -1.8, 1.9, 2.4, -2.0, 2.2])
     result = legrad.fit(model, args=(y,), key=0)

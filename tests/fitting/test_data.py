@@ -66,6 +66,7 @@ def test_a_fit_on_minibatches_finds_the_posterior_of_all_rows(tmp_path):
     assert same(numbers(fit_rows(steps=30)), numbers(fit_rows(steps=30)))
 
 
+@pytest.mark.long
 def test_rows_choose_their_own_parameters():
     """The indices of the plate are the rows' numbers: a local latent's parameters are found in the right place."""
     y = np.where(np.arange(12) % 2 == 0, 3.0, -1.0)

@@ -26,6 +26,7 @@ def slab(X, y):
         numpyro.sample("y", dist.Normal(X @ (included * slope), 1.0), obs=y)
 
 
+@pytest.mark.long
 def test_exact_terms_are_climbed_from_every_start():
     guide = legrad.MeanField(slab)
     result = legrad.fit(slab, guide, args=(X, Y), key=0, restarts=3, progress=False)

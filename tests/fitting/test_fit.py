@@ -60,6 +60,7 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     np.testing.assert_array_equal(fit().elbo, whole.elbo)
 
 
+@pytest.mark.long
 def test_subsampling_reaches_every_member():
     y = jnp.asarray(np.random.default_rng(0).normal(size=12))
 

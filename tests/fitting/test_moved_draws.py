@@ -25,6 +25,7 @@ class Banana:
 MEAN, SD = np.array([0.0, 1.0, *[0.0] * 6]), np.array([1.0, 1.5, *[1.0] * 6])
 
 
+@pytest.mark.long
 def test_a_banana_is_covered():
     tril = np.diag([0.5, 0.55, *[1.0] * 6])  # what the ELBO prefers: the tip
     q = Gaussian(np.zeros(8), tril)

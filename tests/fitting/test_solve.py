@@ -53,7 +53,10 @@ def test_gaussian_posterior_is_exact(x64):
         assert result.diagnose(jax.random.key(3)).ok
 
 
-@pytest.mark.parametrize(("scale", "shift"), [(1e4, 0.0), (1e-4, 0.0), (1.0, 2000.0)])
+@pytest.mark.parametrize(
+    ("scale", "shift"),
+    [(1e4, 0.0), pytest.param(1e-4, 0.0, marks=pytest.mark.long), pytest.param(1.0, 2000.0, marks=pytest.mark.long)],
+)
 def test_units_do_not_matter(scale, shift):
     """Dollars or thousands of dollars, years or centred years: the posterior of sigma and of the fit is the same."""
     here = X.copy()
@@ -90,6 +93,7 @@ def test_strong_correlation_is_held():
     assert is_gaussian(result, np.zeros(2), np.array([[1.0, 1.0], [1.0, 1.0001]]), 1e-6)
 
 
+@pytest.mark.long
 def test_a_funnel_is_tried_noncentered_and_said():
     def neal():
         v = numpyro.sample("v", dist.Normal(0.0, 3.0))
@@ -127,6 +131,7 @@ def test_no_finite_start_raises_with_a_remedy():
         legrad.fit(model, key=jax.random.key(0))
 
 
+@pytest.mark.long
 def test_what_no_gaussian_holds_is_flagged():
     def cauchy():
         numpyro.sample("a", dist.Cauchy(0.0, 1.0))
@@ -176,6 +181,7 @@ def test_corrected_draws_are_those_of_the_posterior():
     assert abs(plain.std() - 3.0**0.5) > 0.05  # the same check sees the Gaussian's own error
 
 
+@pytest.mark.long
 def test_draws_where_the_model_is_not_a_number_have_no_weight():
     def model(edge):
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))

@@ -234,6 +234,7 @@ def two_modes():
     numpyro.sample("x", dist.MixtureSameFamily(mix, dist.Normal(jnp.array([-2.0, 2.0]), 0.2)))
 
 
+@pytest.mark.long
 def test_restarts_find_the_other_mode_and_say_so():
     with pytest.warns(legrad.FitWarning, match="the posterior has several modes"):
         result = fit(two_modes, args=(), restarts=6)

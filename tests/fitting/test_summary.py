@@ -143,6 +143,7 @@ def groups(g, y, size=2):
         numpyro.sample("y", dist.Normal(a[g] + 100.0 * z, 0.1), obs=y)
 
 
+@pytest.mark.long
 def test_latents_of_new_rows_come_from_the_prior():
     g, y = np.array([0, 0, 1, 1]), np.array([5.0, 5.0, -5.0, 95.0])
     guide = legrad.MeanField(groups, init={"a": np.array([5.0, -5.0]), "z": np.array([0, 0, 0, 1])})

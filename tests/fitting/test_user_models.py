@@ -31,9 +31,9 @@ def _load(name):
 MODELS, ANSWERS = _load("user_models"), _load("user_answers")
 QUICK = {
     "change_point": lambda: MODELS.change_point(),
-    "occupancy": lambda: MODELS.occupancy(80, 4),
 }
 LONGER = {
+    "occupancy": lambda: MODELS.occupancy(80, 4),
     "mixture": lambda: MODELS.mixture(150),
     "hmm_loop": lambda: MODELS.hmm_loop(25),
     "hmm_scan": lambda: MODELS.hmm_scan(100),

@@ -101,6 +101,7 @@ def test_supports_that_depend_on_other_latents_have_the_right_density():
     ).all()  # draws of the prior, through their bounds
 
 
+@pytest.mark.long
 def test_a_fit_with_a_support_that_depends_on_other_latents():
     result = legrad.fit(stick, key=0)
     draws = result.sample(1, 4000, corrected=True)

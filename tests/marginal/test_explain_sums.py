@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from numpyro.contrib.control_flow import scan
 
 import legrad
@@ -72,6 +73,7 @@ def test_elements_that_meet_in_a_density_are_put_to_its_statement():
     assert line_of(correlated, '"seen"') in where
 
 
+@pytest.mark.long
 def test_elements_that_depend_on_each_other_in_many_factors_are_found_in_one_of_them():
     w = legrad.explain(lattice, args=(Y,)).of("w")
     assert not w.summed

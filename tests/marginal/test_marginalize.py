@@ -78,6 +78,7 @@ def test_the_marginal_is_a_model_without_the_sites():
     assert sorted(latents) == sorted(row.x)
 
 
+@pytest.mark.long
 def test_a_subsample_is_drawn_by_the_marginal():
     """Under a seed the plate draws its members, and the sum is over those."""
     row = case("subsample-0")

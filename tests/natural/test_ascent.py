@@ -140,6 +140,7 @@ def test_a_nudge_of_a_saturated_logit_is_small():
     assert np.abs(step).min() > 0.0 or np.abs(step[3]) > 0.0
 
 
+@pytest.mark.long
 def test_how_it_ends_is_said():
     precision, mean = jnp.eye(3) + 0.4, jnp.ones(3)
     assert int(climbed(normals(3), gaussian(precision, mean), most=3)[0].end) == SPENT

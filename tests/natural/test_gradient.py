@@ -31,6 +31,7 @@ def test_one_full_step_solves_a_conjugate_model():
     assert result.params["mu_loc"] == pytest.approx(float(Y.sum() / 40.01), abs=1e-6)
 
 
+@pytest.mark.long
 def test_minibatches_of_a_plate():
     """A subsampled plate: the Fisher information is that of all members, the gradient that of the batch."""
     logits = jnp.asarray(RNG.normal(size=60) * 3)

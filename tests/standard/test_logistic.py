@@ -24,6 +24,7 @@ def data(n=60, p=3, classes=3, seed=0):
     return X, np.argmax(eta + rng.gumbel(size=eta.shape), axis=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_elbo_and_its_gradients_are_those_of_many_draws(classes):
     X, y = data(classes=classes)
