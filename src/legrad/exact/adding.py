@@ -39,7 +39,7 @@ def _added(table: Table, axis: int, limit: int, numbers: int) -> Table:
         raise CannotSum(label.some(), f"{count:,} elements are seen together", label.size**count)
     total = take(table, axis, 0, 1)
     for j in range(1, count):
-        values, labels = align([total, take(table, axis, j, j + 1)], limit)
+        values, labels = align([total, take(table, axis, j, j + 1)], limit, position_wise=True)
         joint = math.prod(label.size for label in labels)
         own = np.broadcast_shapes(*(v.shape[len(labels) :] for v in values))
         if joint * math.prod(own) > numbers:

@@ -67,7 +67,7 @@ def moments(
 
 def combine(f: Callable[..., Any], tables: Sequence[Table], shape: tuple[int, ...], limit: int = TOGETHER) -> Table:
     """Apply an elementwise function at every joint candidate of the labels."""
-    values, labels = align([raised(t, len(shape)) for t in tables], limit)
+    values, labels = align([raised(t, len(shape)) for t in tables], limit, position_wise=True)
     return Table(f(*values), labels, shape)
 
 

@@ -171,7 +171,7 @@ class Variables:
             return jnp.sum(weights * values, axis=place)
         first = jax.lax.slice_in_dim(values, 0, 1, axis=place)
         first = jax.lax.stop_gradient(jnp.where(jnp.isfinite(first), first, 0.0))
-        return jnp.squeeze(first, place) + jnp.sum(weights * (values - first), axis=place)
+        return jnp.squeeze(first, place) + jnp.sum(_weighted(weights, values - first), axis=place)
 
     def _check(self, labels: Sequence[Label]) -> None:
         """Raise unless the variables of all labels are independent wherever they are not the same."""
@@ -204,6 +204,21 @@ class Variables:
             if np.any((elements >= start) & (elements < end))
         ]
         return [*found, None] if np.any(elements >= self.elements) else found
+
+
+@jax.custom_jvp
+def _weighted(weights: Any, values: Any) -> Any:
+    """Return w v, with a derivative by w of zero where v is infinite.
+
+    A mean that is infinite may be one of an array of which only the others are used: 0 · ∞ would be NaN there.
+    """
+    return weights * values
+
+
+@_weighted.defjvp
+def _weighted_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    (weights, values), (of_weights, of_values) = primals, tangents
+    return weights * values, of_weights * jnp.where(jnp.isfinite(values), values, 0) + weights * of_values
 
 
 def _window(index: np.ndarray, shape: tuple[int, ...]) -> tuple[slice, ...] | None:

@@ -30,7 +30,7 @@ def elementwise(op: Op, operands: list[Table], context: Context) -> list[Table]:
     if not all(isinstance(t.values, np.ndarray) for t in operands):
         return [_of_numbers(op, operands, shape, context)]
     if op.name in _NUMPY:  # nothing to compile
-        arrays, labels = align(operands, context.limit, np)
+        arrays, labels = align(operands, context.limit, np, position_wise=True)
         return [Table(_NUMPY[op.name](*arrays).astype(op.eqn.outvars[0].aval.dtype), labels, shape)]
     with jax.ensure_compile_time_eval():
         table = _of_numbers(op, operands, shape, context)
@@ -84,7 +84,7 @@ def _bind(op: Op, operands: list[Any]) -> Any:
 
 
 def _of_numbers(op: Op, operands: list[Table], shape: Shape, context: Context) -> Table:
-    values, labels = align(operands, context.limit)
+    values, labels = align(operands, context.limit, position_wise=True)
     sizes = np.broadcast_shapes(*(v.shape for v in values))
     return Table(run_equation(op.eqn, [jnp.broadcast_to(v, sizes) for v in values])[0], labels, shape)
 

@@ -122,11 +122,16 @@ def merged(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     return joined
 
 
-def align(tables: Sequence[Table], limit: int, arrays: Any = jnp) -> tuple[list[Any], tuple[Label, ...]]:
+def align(
+    tables: Sequence[Table], limit: int, arrays: Any = jnp, position_wise: bool = False
+) -> tuple[list[Any], tuple[Label, ...]]:
     """Return the values of tables with all labels in common: equal ones on one axis, length 1 where one is absent.
 
     The stored axes of the arrays are left as they are; all tables must have the same rank. `arrays` is the module
     that makes them, NumPy for numbers that are known.
+
+    If the operation is `position_wise`, labels and stored axes have the same positions, and what two labels of one
+    element say of it is made to agree (`_agreeing`).
     """
     labels: list[Label] = []
     places: list[list[int]] = []
@@ -146,7 +151,32 @@ def align(tables: Sequence[Table], limit: int, arrays: Any = jnp) -> tuple[list[
                 mine.append(len(labels) - 1)
         places.append(mine)
     _check_size(labels, limit)
-    return [_expanded(t, mine, len(labels), arrays) for t, mine in zip(tables, places, strict=True)], tuple(labels)
+    values = [_expanded(t, mine, len(labels), arrays) for t, mine in zip(tables, places, strict=True)]
+    if position_wise and len(tables) > 1:
+        values = [_agreeing(v, mine, labels, arrays) for v, mine in zip(values, places, strict=True)]
+    return values, tuple(labels)
+
+
+def _agreeing(values: Any, mine: Sequence[int], labels: Sequence[Label], arrays: Any) -> Any:
+    """Put what is possible where two labels give one element different candidates.
+
+    Such entries never count, but functions of them are computed, and their derivative may be infinite: 0 · ∞ is NaN.
+    So an operand that has the second label alone is read at the candidate of the first.
+    """
+    lead = len(labels)
+    for j in mine:
+        for i in range(j):
+            if i in mine or labels[i].size != labels[j].size:
+                continue
+            same = (labels[i].elements == labels[j].elements) & (labels[i].elements >= 0)
+            if not same.any():
+                continue
+            size = labels[j].size
+            apart = ~np.eye(size, dtype=bool).reshape(
+                [size if a in (i, j) else 1 for a in range(lead)] + [1] * same.ndim
+            )
+            values = arrays.where(apart & same, arrays.swapaxes(values, i, j), values)
+    return values
 
 
 def _check_size(labels: Sequence[Label], limit: int) -> None:
@@ -183,12 +213,23 @@ def take(table: Table, axis: int, start: int, stop: int) -> Table:
 
 
 def pruned(table: Table) -> Table:
-    """Drop the labels that have no element at any position."""
+    """Drop the labels that have no element at any position, and those that have the elements of another label."""
     index = tuple(slice(None) if (label.elements >= 0).any() else 0 for label in table.labels)
-    if all(i == slice(None) for i in index):
-        return table
-    labels = tuple(label for label, i in zip(table.labels, index, strict=True) if i == slice(None))
-    return Table(table.values[index], labels, table.shape)
+    if any(i == 0 for i in index):
+        labels = tuple(label for label, i in zip(table.labels, index, strict=True) if i == slice(None))
+        table = Table(table.values[index], labels, table.shape)
+    for j, second in enumerate(table.labels):
+        for i, first in enumerate(table.labels[:j]):
+            if first.size == second.size and np.array_equal(first.elements, second.elements):
+                return pruned(_diagonal(table, i, j))
+    return table
+
+
+def _diagonal(table: Table, i: int, j: int) -> Table:
+    """Drop the second of two labels that have the same elements."""
+    arrays = np if isinstance(table.values, np.ndarray) else jnp
+    values = arrays.moveaxis(arrays.diagonal(table.values, axis1=i, axis2=j), -1, i)
+    return Table(values, (*table.labels[:j], *table.labels[j + 1 :]), table.shape)
 
 
 def spread(table: Table, axes: Sequence[int], limit: int) -> Table:
@@ -202,8 +243,8 @@ def spread(table: Table, axes: Sequence[int], limit: int) -> Table:
             label = next(label for label in table.labels if label.varies(axis))
             raise CannotSum(label.some(), f"{count:,} elements are seen together", label.size**count)
         parts = [take(table, axis, j, j + 1) for j in range(count)]
-        values, labels = align(parts, limit)
-        own = common([part.own for part in parts])
+        values, labels = align(parts, limit, position_wise=True)
+        own = common([v.shape[len(labels) :] for v in values])
         sizes = tuple(label.size for label in labels)
         whole = jnp.concatenate([jnp.broadcast_to(v, (*sizes, *own)) for v in values], axis=len(labels) + axis)
         table = Table(whole, labels, table.shape)
