@@ -2,22 +2,35 @@
 
     python docs/messages.py
 
-A message is a string in a `raise`, or any other string of at least eight words that is not a docstring: warnings, the
-status of a fit, the flags of a diagnosis. Markup of pages, and patterns to search for, are left out. What is filled
-in when a message is shown is written as "…".
+A message is a text that reaches somebody: what is raised, what is warned of, the status of a fit, the flags of a
+diagnosis, a line that a command prints for people. From each of these places the source is read backwards, through
+names, attributes, parameters and the functions that return them, to the strings that they are made of; strings that
+reach none of them (titles of pages and plots, HTML, names of files) are no messages. What is filled in when a message
+is shown is written as "…".
 """
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "legrad"
-_WORDS = 8
-_PROSE = ("experiments",)  # whose other strings are the sentences of a report
-_HELP = {"help", "description", "epilog"}  # of the command line
-_MARKUP = re.compile(r"<!?/?[a-zA-Z][^<>]*>|\{[^{}]*:[^{}]*;\s*\}")  # an HTML tag, or a rule of CSS
+_TELLERS = {"warn", "note", "fail", "say"}  # functions that tell people what they are given
+_RESULTS = {"status", "note", "method", "flags", "quadrature"}  # attributes that tell how a fit went
+_WORDS = 3  # fewer are a name or a unit
+_ADDS = {"append", "extend", "insert"}
+_KEEPS = {  # calls whose result holds the strings that they are given
+    "join", "strip", "rstrip", "removeprefix", "removesuffix", "replace", "format", "capitalize", "str", "get", "items",
+    "values", "pop", "list", "tuple", "sorted", "reversed", "next", "iter", "filter", "enumerate", "zip", "dict",
+    "fromkeys", "max", "min", "error", "indent", "dedent", "fill",
+}  # fmt: skip
+_REPORT = "experiments/"  # whose other strings are the sentences of a report
+_MARKUP = re.compile(
+    r"<!?/?[a-zA-Z][^<>]*>|src=|\{[^{}]*:[^{}]*;\s*\}|->|\\w|^\||^[\w/]+\.py$"
+)  # HTML, CSS, einsum, patterns
 
 AREAS = {
     "model": "Models, guides, data and parameters",
@@ -93,6 +106,166 @@ guide, more steps or restarts; [trust.md](trust.md) shows what k-hat sees and wh
 """
 
 
+Scope = tuple[str, int]  # a file, and the line of a function in it (0: outside functions)
+
+
+class Source:
+    """The package, as what is needed to follow a message backwards to its strings.
+
+    Attributes:
+        functions: the functions of each name, each with its scope.
+        inside: the function of each scope.
+        calls: the calls of each name, each with its scope.
+        values: the expressions that a name is given in a scope, and that an attribute or a keyword is given anywhere.
+        ends: the expressions that reach people, each with its scope.
+        fields: the fields of each class that declares some.
+    """
+
+    def __init__(self) -> None:
+        self.functions: dict[str, list[tuple[ast.FunctionDef, Scope]]] = defaultdict(list)
+        self.calls: dict[str, list[tuple[ast.Call, Scope]]] = defaultdict(list)
+        self.values: dict[Any, list[tuple[ast.expr, Scope]]] = defaultdict(list)
+        self.ends: list[tuple[ast.expr, Scope]] = []
+        self.fields: dict[str, list[str]] = {}
+        self.inside: dict[Scope, ast.FunctionDef] = {}
+        trees = {str(p.relative_to(SOURCE)): ast.parse(p.read_text()) for p in sorted(SOURCE.rglob("*.py"))}
+        for node in (node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            declared = [part.target for part in node.body if isinstance(part, ast.AnnAssign)]
+            self.fields[node.name] = [target.id for target in declared if isinstance(target, ast.Name)]
+        for place, tree in trees.items():
+            self._read(tree, (place, 0))
+        for name, fields in self.fields.items():
+            for call, scope in self.calls[name]:
+                for field, value in zip(fields, call.args, strict=False):
+                    self.values[field].append((value, scope))
+        for name in sorted(_RESULTS):
+            self.ends += [end for end in self.values[name] if not end[1][0].startswith(_REPORT)]
+
+    def _read(self, node: ast.AST, scope: Scope) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = scope
+            match child:
+                case ast.FunctionDef():
+                    inner = (scope[0], child.lineno)
+                    self.functions[child.name].append((child, inner))
+                    self.inside[inner] = child
+                case ast.Return(value=ast.expr()) if scope in self.inside and self.inside[scope].name == "__str__":
+                    self.ends += [] if scope[0].startswith(_REPORT) else [(child.value, scope)]
+                case ast.Raise(exc=ast.expr()):
+                    self.ends.append((child.exc, scope))
+                case ast.Call():
+                    self._read_call(child, scope)
+                case ast.Assign():
+                    for target in child.targets:
+                        self._give(target, child.value, scope)
+                case ast.AnnAssign(value=ast.expr()) | ast.AugAssign() | ast.NamedExpr():
+                    self._give(child.target, child.value, scope)
+                case ast.For() | ast.comprehension():
+                    self._give(child.target, child.iter, scope)
+            self._read(child, inner)
+
+    def _read_call(self, call: ast.Call, scope: Scope) -> None:
+        name = _name(call.func)
+        self.calls[name].append((call, scope))
+        for keyword in call.keywords:
+            if keyword.arg and (name in self.fields or name in ("replace", "_replace")):
+                self.values[keyword.arg].append((keyword.value, scope))
+        if scope[0].startswith(_REPORT):
+            return
+        if name in _TELLERS and call.args:
+            self.ends.append((call.args[0], scope))
+        if name == "print" and any(k.arg == "file" for k in call.keywords):
+            self.ends.append((call.args[0], scope))
+        if name in _ADDS and isinstance(call.func, ast.Attribute):
+            for value in call.args:
+                self._give(call.func.value, value, scope)
+
+    def _give(self, target: ast.expr, value: ast.expr, scope: Scope) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            parts = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else []
+            for i, part in enumerate(target.elts):
+                self._give(part, parts[i] if parts else value, scope)
+        elif isinstance(target, ast.Name):
+            self.values[scope, target.id].append((value, scope))
+            if scope[1] == 0:
+                self.values["module", target.id].append((value, scope))
+        elif isinstance(target, ast.Attribute):
+            self.values[target.attr].append((value, scope))
+        elif isinstance(target, ast.Subscript):
+            self._give(target.value, value, scope)
+
+    def messages(self) -> Iterator[tuple[str, str]]:
+        """Yield the strings that reach people, each with its file."""
+        seen: set[int] = set()
+        left = [(*end, end[1][0].startswith(_REPORT)) for end in reversed(self.ends)]
+        while left:
+            node, scope, of_report = left.pop()
+            if id(node) in seen or (scope[0].startswith(_REPORT) and not of_report):
+                continue
+            seen.add(id(node))
+            if (text := template(node)) is not None:
+                yield scope[0], text
+            left += [(*source, of_report) for source in self._sources(node, scope)]
+
+    def _sources(self, node: ast.expr, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
+        """Yield the expressions that a value is made of."""
+        match node:
+            case ast.Name():
+                here = (scope, (scope[0], 0), "module")  # of the function, of the file, of another file
+                yield from next((found for place in here if (found := self.values.get((place, node.id)))), [])
+                yield from self._given(node.id, scope)
+            case ast.Attribute():
+                yield from self.values[node.attr]
+                yield from self._returned(node.attr, properties=True)
+            case ast.Call():
+                name = _name(node.func)
+                yield from self._returned(name)
+                if name in _KEEPS and isinstance(node.func, ast.Attribute):
+                    yield node.func.value, scope
+                if name in _KEEPS or name[:1].isupper():  # an error, a record of strings
+                    yield from ((part, scope) for part in [*node.args, *(k.value for k in node.keywords)])
+            case ast.JoinedStr():
+                yield from ((p.value, scope) for p in node.values if isinstance(p, ast.FormattedValue))
+            case ast.IfExp():
+                yield from ((part, scope) for part in (node.body, node.orelse))
+            case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
+                yield node.elt, scope
+            case ast.Subscript():
+                yield node.value, scope
+            case ast.Dict():
+                yield from ((part, scope) for part in node.values)
+            case _:
+                yield from ((part, scope) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
+
+    def _returned(self, name: str, properties: bool = False) -> Iterator[tuple[ast.expr, Scope]]:
+        for function, scope in self.functions[name]:
+            if properties and not any("property" in ast.unparse(d) for d in function.decorator_list):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value is not None:
+                    yield node.value, scope
+
+    def _given(self, name: str, scope: Scope) -> Iterator[tuple[ast.expr, Scope]]:
+        """Yield what calls give for a parameter of the function of a scope."""
+        function = self.inside.get(scope)
+        if function is None:
+            return
+        names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+        if name not in [*names, *(a.arg for a in function.args.kwonlyargs)]:
+            return
+        names = names[1:] if names[:1] in (["self"], ["cls"]) else names
+        for call, where in self.calls[function.name]:
+            if scope[0].startswith(_REPORT) != where[0].startswith(_REPORT):
+                continue  # a function of the same name
+            if name in names[: len(call.args)]:
+                yield call.args[names.index(name)], where
+            yield from ((k.value, where) for k in call.keywords if k.arg == name)
+
+
+def _name(function: ast.expr) -> str:
+    return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+
+
 def template(node: ast.expr) -> str | None:
     """Return the text of a string expression, with "…" for what is filled in; None for other expressions."""
     if isinstance(node, ast.Constant):
@@ -107,51 +280,15 @@ def template(node: ast.expr) -> str | None:
     return None
 
 
-def messages(tree: ast.AST, raised_only: bool = False) -> Iterator[str]:
-    """Yield the messages of a module, in order."""
-    if raised_only:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Raise):
-                yield from _walk(node, set(), raised=True)
-        return
-    ignored = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            ignored.add(id(node.value))  # a docstring
-        if isinstance(node, ast.keyword) and node.arg in _HELP:
-            ignored.add(id(node.value))
-    yield from _walk(tree, ignored, raised=False)
-
-
-def _walk(node: ast.AST, ignored: set[int], raised: bool) -> Iterator[str]:
-    if id(node) in ignored or _is_pattern(node):
-        return
-    raised = raised or isinstance(node, ast.Raise)
-    text = template(node) if isinstance(node, ast.expr) else None
-    if text is not None:
-        words = len(re.findall(r"[\w'-]{2,}", text.replace("…", " ")))
-        if words >= (4 if raised else _WORDS) and not _MARKUP.search(text):
-            yield re.sub(r"…[…\s]*…", "…", " ".join(text.split())).removeprefix(". ")
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _walk(child, ignored, raised)
-
-
-def _is_pattern(node: ast.AST) -> bool:
-    """Return whether a node is a call of the module `re`, whose strings are patterns."""
-    function = node.func if isinstance(node, ast.Call) else None
-    return isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "re"
-
-
 def found() -> dict[str, list[tuple[str, str]]]:
     """Return for each area its messages, each with its file."""
-    areas: dict[str, list[tuple[str, str]]] = {area: [] for area in AREAS}
-    for path in sorted(SOURCE.rglob("*.py")):
-        place = path.relative_to(SOURCE)
-        area = place.parts[0] if len(place.parts) > 1 else ""
-        for text in messages(ast.parse(path.read_text()), raised_only=area in _PROSE):
-            areas.setdefault(area, []).append((text, str(place)))
-    return areas
+    areas: dict[str, dict[tuple[str, str], None]] = {area: {} for area in AREAS}
+    for place, text in sorted(Source().messages()):
+        words = re.findall(r"[\w'-]{2,}", text.replace("…", " "))
+        if len(words) >= _WORDS and not _MARKUP.search(text):
+            text = re.sub(r"…[…\s]*…", "…", " ".join(text.split())).removeprefix(". ")
+            areas.setdefault(place.split("/")[0] if "/" in place else "", {})[text, place] = None
+    return {area: list(entries) for area, entries in areas.items()}
 
 
 def page() -> str:
@@ -159,7 +296,7 @@ def page() -> str:
     parts = [COMMON]
     for area, entries in found().items():
         if entries:
-            lines = dict.fromkeys(f"- {_quoted(text)} (`{place}`)" for text, place in entries)
+            lines = [f"- {_quoted(text)} (`{place}`)" for text, place in entries]
             parts.append(f"## {AREAS[area]}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
 

@@ -17,7 +17,7 @@ from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.data import Loaded
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.host_loop import INTERRUPTED, LOST
-from legrad.fitting.processes import on_host
+from legrad.fitting.processes import on_host, several
 from legrad.fitting.result import FitResult
 from legrad.fitting.stopping import PhaseRecord, answer
 from legrad.model.messages import warn
@@ -84,6 +84,8 @@ def checked(
     try:
         quadrature = comparison.quadrature(at, key, load())
     except Exception as error:  # a check must not lose the result
+        if several():  # the other processes may wait for this one
+            raise
         quadrature = f"the accuracy of the quadrature could not be checked ({error})"
     if not quadrature:
         return result
@@ -147,6 +149,8 @@ def _failure(program: CompiledLoop, step: int, start: int, state: Any) -> str:
     try:
         what = name_failure(program, state.unconstrained, key, given)
     except Exception as error:  # naming the cause must not lose the result
+        if several():
+            raise
         what = f"the ELBO or its gradient ({error})"
     return (
         f"stopped at step {step:,}, which is not finite: {what}. The parameters are those before that step. Try a "

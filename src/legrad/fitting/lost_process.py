@@ -6,6 +6,9 @@ reads the others':
 
     no news from a process for `SILENT` seconds, or no store    the fit cannot go on: say so, and end this process
     a process says that its fit raised an error                 the same, a little later: this process may raise, too
+
+JAX itself ends a process at once, from a thread that Python cannot stop, when the process that coordinates all is
+gone. What to do next is then said by a small process that reads a pipe to this one (`last_words`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import re
 import sys
 import threading
 import time
@@ -23,12 +27,17 @@ from typing import Any
 import jax
 
 from legrad import _compat
+from legrad.fitting.last_words import LastWords
 from legrad.fitting.processes import joined
 
 SILENT = 40.0  # seconds without a sign of life
 EVERY = 4.0  # seconds between two signs of life
 GRACE = 10.0  # seconds that a process may take to raise an error that another has raised
-_BROKEN = ("gloo", "nccl", "connection", "peer", "unavailable", "heartbeat", "deadline_exceeded", "coordination")
+_BROKEN = (
+    "gloo", "nccl", "connection", "peer", "socket", "network", "unavailable", "heartbeat", "deadline_exceeded",
+    "coordination", "aborted", "timed out", "timeout",
+)  # fmt: skip
+_STATUS = re.compile(r"(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
 _FITS = itertools.count()
 
 
@@ -52,13 +61,28 @@ def ends_together(checkpoint: Any = None) -> Iterator[None]:
         with joined():
             yield
     except BaseException as error:
-        signs.close(f"failed: {type(error).__name__}: {error}")
         # At its end Python would wait for all processes, and some may never come.
         atexit.register(signs.leave)
-        if isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error).lower() for word in _BROKEN):
-            raise ProcessLostError(signs.message("another process is gone", error)) from error
+        broken = broken_connection(error)
+        signs.close(f"failed: {type(error).__name__}: {error}")
+        if broken is not None:
+            raise ProcessLostError(signs.message("another process is gone", broken)) from error
         raise
     signs.close("done")
+    signs.last_words.keep()
+
+
+def broken_connection(error: BaseException | None) -> BaseException | None:
+    """Return what a collective raised for want of another process: an error, or one that it came from; else None."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        text = str(error)
+        from_xla = isinstance(error, jax.errors.JaxRuntimeError) or _STATUS.match(text)  # or a ValueError of `jit`
+        if from_xla and any(word in text.lower() for word in _BROKEN):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 class _Signs:
@@ -67,6 +91,8 @@ class _Signs:
     def __init__(self, client: Any, place: str, checkpoint: Any) -> None:
         self.client, self.place, self.checkpoint = client, place, checkpoint
         self._closed = threading.Event()
+        gone = "JAX or a signal ended it; another process may be gone, and the lines above then say which"
+        self.last_words = LastWords(f"legrad: {self.message(gone)}")
         self._thread = threading.Thread(target=self._watch, name="legrad-signs", daemon=True)
         self._thread.start()
 
@@ -81,6 +107,7 @@ class _Signs:
 
     def leave(self) -> None:
         """End the process, unless all others have ended this fit, too: they may be raising the same error."""
+        self.last_words.keep()  # Python has shown the error by now; until then JAX may end the process first
         until = time.monotonic() + GRACE
         try:
             while not all(sign.startswith(("failed", "done")) for sign in self._read().values()):
@@ -128,6 +155,7 @@ class _Signs:
             if self._closed.wait(patience):
                 return
             print(f"legrad: {self.message(what)}", file=sys.stderr)
+            self.last_words.keep()
             _exit()
 
 
