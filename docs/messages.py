@@ -23,9 +23,9 @@ _RESULTS = {"status", "note", "method", "flags", "quadrature"}  # attributes tha
 _WORDS = 3  # fewer are a name or a unit
 _ADDS = {"append", "extend", "insert"}
 _KEEPS = {  # calls whose result holds the strings that they are given
-    "join", "strip", "rstrip", "removeprefix", "removesuffix", "replace", "format", "capitalize", "str", "get", "items",
-    "values", "pop", "list", "tuple", "sorted", "reversed", "next", "iter", "filter", "enumerate", "zip", "dict",
-    "fromkeys", "max", "min", "error", "indent", "dedent", "fill",
+    "join", "strip", "rstrip", "removeprefix", "removesuffix", "replace", "format", "capitalize", "str", "get",
+    "items", "values", "pop", "list", "tuple", "sorted", "reversed", "next", "iter", "filter", "enumerate", "zip",
+    "dict", "fromkeys", "max", "min", "error", "indent", "dedent", "fill",
 }  # fmt: skip
 _REPORT = "experiments/"  # whose other strings are the sentences of a report
 _MARKUP = re.compile(

@@ -18,20 +18,18 @@ def test_what_a_collective_raises_for_want_of_another_process():
     assert broken_connection(broken) is broken
     of_jit = ValueError(GLOO.replace("INTERNAL", "UNKNOWN"))
     assert broken_connection(of_jit) is of_jit
-    try:
+    with pytest.raises(ValueError, match="cannot be read") as from_it:
         try:
             raise broken
         except RuntimeError as error:
             raise ValueError("the value of site 'y' cannot be read") from error
-    except ValueError as error:
-        assert broken_connection(error) is broken
-    try:
+    assert broken_connection(from_it.value) is broken
+    with pytest.raises(KeyError) as while_closing:
         try:
             raise broken
         finally:
             raise KeyError("closing")
-    except KeyError as error:
-        assert broken_connection(error) is broken
+    assert broken_connection(while_closing.value) is broken
     assert broken_connection(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")) is None
     assert broken_connection(ValueError("Connection reset by peer")) is None
 
@@ -40,7 +38,8 @@ def test_what_a_collective_raises_for_want_of_another_process():
     ("end", "said"), [("os.abort()", True), ("os.kill(os.getpid(), 9)", True), ("words.keep(); os.abort()", False)]
 )
 def test_a_message_outlives_its_process(end, said):
-    code = f"import os, runpy; words = runpy.run_path({str(Path(last_words.__file__))!r})['LastWords']('gone: rerun'); {end}"
+    path = str(Path(last_words.__file__))
+    code = f"import os, runpy; words = runpy.run_path({path!r})['LastWords']('gone: rerun'); {end}"
     found = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20)
     assert found.returncode < 0
     assert ("gone: rerun" in found.stderr) == said
