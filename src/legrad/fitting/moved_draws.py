@@ -44,7 +44,10 @@ class Mixture:
         k = rng.choice(len(self.weights), number, p=self.weights)
         spread = np.sqrt(TAILS / rng.chisquare(TAILS, size=(number, 1)))
         z = rng.normal(size=(number, self.loc.shape[1])) * spread
-        return self.loc[k] + np.einsum("nij,nj->ni", self.tril[k], z)
+        x = self.loc[k]
+        for component, tril in enumerate(self.tril):
+            x[k == component] += z[k == component] @ tril.T
+        return x
 
     def log_density(self, x: np.ndarray) -> np.ndarray:
         """Return the log-density at each point."""
@@ -198,6 +201,7 @@ def _fitted(u: np.ndarray, wide: Gaussian, rng: np.random.Generator) -> Mixture:
         size = share.sum(1) + 1e-9
         weights = (size + 0.01 * n) / (size + 0.01 * n).sum()
         loc = share @ u / size[:, None]
-        spread = np.einsum("kn,nki,nkj->kij", share, u[:, None] - loc, u[:, None] - loc)
+        scaled = [np.sqrt(part)[:, None] * (u - m) for part, m in zip(share, loc, strict=True)]
+        spread = np.stack([part.T @ part for part in scaled])
         tril = np.linalg.cholesky((spread + held * whole) / (size + held)[:, None, None])
-    return Mixture(weights, wide.loc + loc @ wide.tril.T, np.einsum("ij,kjl->kil", wide.tril, tril))
+    return Mixture(weights, wide.loc + loc @ wide.tril.T, wide.tril @ tril)
