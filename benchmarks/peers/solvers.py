@@ -89,7 +89,7 @@ def climbed(peer: Peer) -> Way:
     climbs.run(math.inf, quiet)  # compiles
     runs = [climbs.run(math.inf, quiet) for _ in range(3)]
     seconds, ended = min(took for _, took in runs), runs[0][0].climbs
-    losses = np.asarray(ended.history[0])[: int(ended.evaluations[0])]
+    losses = np.asarray(ended.memory.history[0])[: int(ended.evaluations[0])]
     best = np.maximum.accumulate(np.where(np.isfinite(losses), -losses, -np.inf))
     each = seconds / len(best)
     return Way([((i + 1) * each, i + 1, float(elbo)) for i, elbo in enumerate(best)])

@@ -208,3 +208,15 @@ def test_what_the_guide_does_not_see_keeps_its_gradient():
     step = Metric(GuideMap(guide, (), {}), start).solve(start, {"s": jnp.ones(()), "w": -jnp.ones(())}).step
     assert step["s"] > 0.1
     assert step["w"] == pytest.approx(-step["s"])
+
+
+def test_pairs_are_written_in_place():
+    """No step of the climb copies the pairs: they are most of its memory, and one row of them is new."""
+    parameters = Parameters(lambda: None, normals(300), (), {}, jax.random.key(0))
+    start = parameters.unconstrain(parameters.initial)
+    ascent = Ascent(lambda u: jnp.sum(u["loc"] ** 4), Metric(GuideMap(normals(300), (), {}), start), start)
+    program = jax.jit(ascent.run).lower(ascent.begin(start)).compile().as_text()
+    pairs = "[{},{}]".format(*ascent.begin(start).memory.steps.shape)
+    copies = [line for line in program.splitlines() if " copy(" in line and pairs in line.split(" copy(")[0]]
+    assert "dynamic-update-slice" in program
+    assert all("copy(%climb_memory" in line for line in copies)  # the arguments, before the first step

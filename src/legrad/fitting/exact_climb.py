@@ -58,14 +58,14 @@ def has_no_noise(problem: Problem, estimator: Any) -> bool:
         here = replace(problem, params=params)
         if isinstance(estimator, LocalExpectation):
             estimator.arrange(here, Noise(*jax.random.split(key)))
-        fixed.append(_runs_alike(here))
+        fixed.append(sees_everything(here))
 
     with listening() as found:
         jax.eval_shape(look, dict(problem.params), jax.random.key(0))
     return (isinstance(estimator, Exact) or found.deterministic) and all(fixed)
 
 
-def _runs_alike(problem: Problem) -> bool:
+def sees_everything(problem: Problem) -> bool:
     """Whether model and guide have no state, no randomness of their own, and all members of their plates."""
     data = dict(problem.params)
     for program in (problem.guide, problem.model):
@@ -206,7 +206,7 @@ def _result(program: CompiledLoop, ended: Climb, params: Any, start: int, ran: f
     first = program.feed.last
     count = int(ended.evaluations[start])
     end, length = int(ended.end[start]), float(max(ended.length[start], ended.reach[start]))
-    history = -np.asarray(ended.history[start], jnp.result_type(float))[:count]
+    history = -np.asarray(ended.memory.history[start], jnp.result_type(float))[:count]
     return FitResult(
         params=params,
         converged=end in (CONVERGED, ROUNDING),

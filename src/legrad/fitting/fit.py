@@ -37,6 +37,7 @@ from legrad.fitting.rounds import fit_in_rounds
 from legrad.fitting.starts import scattered
 from legrad.fitting.stopping import AutoStop, Stopping
 from legrad.fitting.summed_out import exact_result
+from legrad.fitting.unrated import RATE, is_amortized, steps_without_rate
 from legrad.guides.protocol import OtherStarts
 from legrad.guides.structured import Structured
 from legrad.marginal.marginalize import Marginal
@@ -94,13 +95,15 @@ def fit(
             tells how several processes fit together.
         estimator: one of legrad's estimators, or any NumPyro ELBO; `LocalExpectation()` if None. "auto" runs a short
             trial of the estimators that suit the guide, and takes the fastest; `result.method` names it.
-        optimizer: an optax optimizer, schedules included. If None, and neither `steps` nor `stop` are given, an ELBO
-            without noise (`result.deterministic`) is climbed by natural steps and L-BFGS, which need no learning
-            rate; otherwise it is `optax.adam(1e-2)`, or `optax.adam(5e-2)` with `stop="auto"`, which reduces the
-            step size by itself.
-        steps: the maximum number of steps; if None, 2,000, or 100,000 with `stop="auto"`.
+        optimizer: an optax optimizer, schedules included. If None, and `steps` is None, no learning rate is needed
+            and the fit stops by itself: an ELBO without noise (`result.deterministic`) is climbed by natural steps
+            and L-BFGS; one with noise by natural steps that shrink, or by Adam where a step sees a part of the data,
+            a network infers the latents, or latents of the guide depend on each other. With `steps` it is
+            `optax.adam(1e-2)`, or `optax.adam(5e-2)` with `stop="auto"`.
+        steps: the maximum number of steps; if None, 100,000 where the fit stops by itself, 2,000 otherwise.
         stop: "auto" ends the fit when more steps would change nothing, and returns the average of the last iterates;
-            `legrad.AutoStop(...)` does the same with other settings; None takes all steps.
+            `legrad.AutoStop(...)` does the same with other settings; None takes all steps, or is "auto" if neither
+            `optimizer` nor `steps` are given.
         seconds: the maximum running time in seconds, compilation not counted; None for no limit.
         restarts: how many starts to fit; the best is the result, and all are in `result.restarts`. If None, one;
             without a guide, four if the model may have several modes: components that can be relabelled, discrete
@@ -144,11 +147,12 @@ def fit(
         if start is not None:
             init_params, note = start.params | dict(init_params or {}), start.note
     restarts = 1 if restarts is None else restarts
-    rule: Any = AutoStop() if stop == "auto" else stop
+    unrated = optimizer is None and steps is None
+    rule: Any = AutoStop() if stop == "auto" or (stop is None and unrated) else stop
     chosen: Any = LocalExpectation() if estimator is None else estimator
-    of_the_loop = (optimizer, steps, stop, data, checkpoint, callback, mesh)
+    of_the_loop = (optimizer, steps, None if stop == "auto" else stop, data, checkpoint, callback, mesh)
     may_climb = all(setting is None for setting in of_the_loop) and chosen != "auto"
-    optimizer = optax.adam(1e-2 if rule is None else 5e-2) if optimizer is None else optimizer
+    optimizer = optax.adam(1e-2 if rule is None else RATE) if optimizer is None else optimizer
     steps = (_STEPS if rule is None else _STEPS_AUTO) if steps is None else steps
     callbacks = [callback] if callable(callback) else list(callback or ())
     _check(chosen, optimizer, rule, seconds, args, data, callbacks)
@@ -170,8 +174,12 @@ def fit(
         problem = Problem(model, guide, parameters.initial | first.plates, first.args, first.kwargs)
         if mesh is not None and data is None:
             check_observed(model, first, Given(args, kwargs, {}))
-        climbs = may_climb and has_no_noise(problem, chosen)
+        climbs = may_climb and has_no_noise(problem, chosen) and not is_amortized(problem, parameters)
         terms = {} if climbs else check_start(problem, of_check)
+        if unrated and not climbs:
+            whole = data is None and mesh is None
+            optimizer, how = steps_without_rate(problem, parameters, chosen, whole)
+            note = "; ".join(words for words in (note, how) if words)
         if chosen == "auto":
             before = None if checkpoint is None else estimator_of(checkpoint, candidates(problem))
             chosen = before or choose(model, guide, parameters, first, optimizer, jax.random.fold_in(key, 2))

@@ -33,6 +33,7 @@ from legrad.natural.metric import Metric
 CLIMBING, CONVERGED, ROUNDING, STUCK, SPENT, NOWHERE = range(6)
 AWAKE, PROBING, TRYING = range(3)
 
+_NO_MEMORY: Any = ()
 _PAIRS = 10
 _ROOM = 1 << 28  # numbers that all pairs may take
 _SLOWEST, _FIRST, _GROWTH = 1e-3, 0.3, 1.6  # shares of a natural step: of discrete factors, of others; per step
@@ -49,6 +50,28 @@ _PATIENCE = 3  # refusals after which a direction of L-BFGS is given up
 _REFUSALS = 14  # refusals after which nothing is left to try
 
 
+class Memory(NamedTuple):
+    """What a climb remembers, by rows that are written one at a time.
+
+    Attributes:
+        steps: the last accepted steps, in a ring.
+        bends: the changes of −r along them.
+        history: the loss at each evaluation.
+    """
+
+    steps: Array
+    bends: Array
+    history: Array
+
+    def write(self, row: Array, step: Array | None = None, bend: Array | None = None) -> Memory:
+        """Write a step, or its bend, to a row of the ring."""
+        put = jax.lax.dynamic_update_index_in_dim
+        return self._replace(
+            steps=self.steps if step is None else put(self.steps, step, row, 0),
+            bends=self.bends if bend is None else put(self.bends, bend, row, 0),
+        )
+
+
 class Climb(NamedTuple):
     """The state of a climb.
 
@@ -62,9 +85,8 @@ class Climb(NamedTuple):
         with_pairs: whether L-BFGS has taken over.
         decided: the share of a natural step that discrete factors take.
         rate: the share that all others take.
-        steps: the last accepted steps, oldest first.
-        bends: the changes of −r along them.
-        pairs: how many of them are known.
+        pairs: how many of the last steps are known, with the changes of −r along them.
+        newest: the row of the newest of them.
         plain: the size of a step for parameters that belong to no factor.
         lengths: the Fisher length of r after the last few steps, the newest first.
         length: how far r moves the guide: the largest Fisher length of an element.
@@ -75,7 +97,7 @@ class Climb(NamedTuple):
         waking: AWAKE; PROBING while the trial is a look at saturated logits; TRYING while it is what they say.
         woken: how often saturated logits were looked at.
         end: CLIMBING, or how the climb ended.
-        history: the loss at each evaluation.
+        memory: what is written in place: it is much larger than the rest.
     """
 
     at: Array
@@ -87,9 +109,8 @@ class Climb(NamedTuple):
     with_pairs: Array
     decided: Array
     rate: Array
-    steps: Array
-    bends: Array
     pairs: Array
+    newest: Array
     plain: Array
     lengths: Array
     length: Array
@@ -100,7 +121,7 @@ class Climb(NamedTuple):
     waking: Array
     woken: Array
     end: Array
-    history: Array
+    memory: Memory
 
 
 def beginning(start: dict[str, Any], most: int) -> Climb:
@@ -112,7 +133,9 @@ def beginning(start: dict[str, Any], most: int) -> Climb:
     """
     leaves = jax.tree.leaves(start)
     dtype, size = jnp.result_type(*leaves), sum(math.prod(np.shape(x)) for x in leaves)
-    none, empty = np.zeros(size, dtype), np.zeros((_room(size), size), dtype)
+    none: Any = np.zeros(size, dtype)
+    empty: Any = np.zeros((_room(size), size), dtype)
+    history: Any = np.full(most, np.nan, dtype)
     zero, one, endless = np.zeros((), np.int32), np.ones((), dtype), np.full((), np.inf, dtype)
     state: dict[str, Any] = dict(
         at=none,
@@ -124,9 +147,8 @@ def beginning(start: dict[str, Any], most: int) -> Climb:
         with_pairs=np.asarray(False),
         decided=np.asarray(_SLOWEST / _GROWTH, dtype),
         rate=np.asarray(_FIRST / _GROWTH, dtype),
-        steps=empty,
-        bends=empty,
         pairs=zero,
+        newest=zero,
         plain=one,
         lengths=np.full(_LOOK_BACK, np.inf, dtype),
         length=endless,
@@ -137,7 +159,7 @@ def beginning(start: dict[str, Any], most: int) -> Climb:
         waking=zero,
         woken=zero,
         end=zero,
-        history=np.full(most, np.nan, dtype),
+        memory=Memory(empty, empty.copy(), history),
     )
     return Climb(**state)
 
@@ -207,7 +229,12 @@ class Ascent:
         good = sound & ~probing & jnp.where(trying, gains, falls | flat | first)
         count = climb.evaluations + 1
         seen = jnp.where(climb.waking == PROBING, climb.loss, loss)  # a look is no step
-        climb = climb._replace(evaluations=count, history=climb.history.at[count - 1].set(seen))
+        # The memory takes no part in what is chosen below: that would copy it.
+        memory = climb.memory._replace(history=climb.memory.history.at[count - 1].set(seen))
+        climb = climb._replace(evaluations=count, memory=_NO_MEMORY)
+        row = (climb.newest + 1) % self.room
+        step = jnp.where(good, there - climb.at, jax.lax.dynamic_index_in_dim(memory.steps, row, 0, False))
+        memory = memory.write(row, step=step)
         before, refused = climb, self._refused(climb, loss, slope)
         # L-BFGS gives up a direction, and all that it knows, for natural steps.
         gives_up = climb.with_pairs & (climb.pairs > 0) & (refused.refused >= _PATIENCE)
@@ -215,7 +242,11 @@ class Ascent:
         accepted = _choose(trying, self._forgetful(accepted), accepted)
         climb = _choose(good, accepted, _choose(gives_up, self._forgetful(refused), refused))
         climb = _choose(probing, before._replace(at=there, gradient=gradient), climb)
-        climb = jax.lax.cond(good | gives_up | probing, self._aimed, lambda c, _: c, climb, good)
+        aims, old = good | gives_up | probing, climb.natural
+        climb = jax.lax.cond(aims, self._solved, lambda c: c, climb)
+        bend = jax.lax.dynamic_index_in_dim(memory.bends, row, 0, False)
+        memory = memory.write(row, bend=jnp.where(aims & good, old - climb.natural, bend))
+        climb = jax.lax.cond(aims, self._aimed, lambda c, _: c, climb, memory)
         awake = before._replace(
             direction=jnp.where(direction != 0, there + climb.natural - before.at, 0.0),
             waking=jnp.asarray(TRYING, jnp.int32),
@@ -225,7 +256,7 @@ class Ascent:
         still = jnp.all(direction == 0)  # a start, not a nudge from it
         end = jnp.where(first & ~sound & (still | (climb.end != CLIMBING)), NOWHERE, climb.end)
         end = jnp.where((end == CLIMBING) & (count >= self.most), SPENT, end)
-        return climb._replace(end=end.astype(jnp.int32))
+        return climb._replace(end=end.astype(jnp.int32), memory=memory)
 
     def _rounding(self, climb: Climb) -> Array:
         return 8 * jnp.finfo(self.dtype).eps * jnp.maximum(jnp.abs(climb.loss), 1.0)
@@ -243,7 +274,7 @@ class Ascent:
             plain=jnp.where(first, 1.0 / jnp.maximum(jnp.sqrt(bend), 1.0), plain),
             refused=jnp.zeros_like(climb.refused),
             lengths=jnp.roll(climb.lengths, 1).at[0].set(climb.length),
-            steps=jnp.roll(climb.steps, -1, axis=0).at[-1].set(step),
+            newest=(climb.newest + 1) % self.room,
             pairs=jnp.where(climb.with_pairs & ~first, jnp.minimum(climb.pairs + 1, self.room), 0),
             decided=jnp.minimum(1.0, _GROWTH * climb.decided),
             rate=jnp.where(climb.with_pairs & ~first, climb.rate, rate),
@@ -273,18 +304,24 @@ class Ascent:
 
     # --- the direction ------------------------------------------------------------------------------------------
 
-    def _aimed(self, climb: Climb, moved: Array) -> Climb:
-        """Return the state with r and the next direction, or with the end; `moved` says whether it has a new pair."""
+    def _solved(self, climb: Climb) -> Climb:
+        """Return the state with r."""
         here = self.unflatten(climb.at)
         solved = ravel_pytree(self.metric.solve(here, self.unflatten(climb.gradient)).step)[0]
-        natural = -jnp.where(self._in_factor, solved, climb.plain * climb.gradient)
-        bends = jnp.roll(climb.bends, -1, axis=0).at[-1].set(climb.natural - natural)
-        climb = climb._replace(natural=natural, bends=jnp.where(moved, bends, climb.bends))
+        return climb._replace(natural=-jnp.where(self._in_factor, solved, climb.plain * climb.gradient))
+
+    def _aimed(self, climb: Climb, memory: Memory) -> Climb:
+        """Return the state with the next direction, or with the end."""
+        here, natural = self.unflatten(climb.at), climb.natural
         length = self.metric.tamed(here, self.unflatten(natural), _FOLD)[1]
         slow = (length > _SLOW * climb.lengths[-1]) & (climb.taken > _LOOK_BACK)
         takes_over = climb.with_pairs | ((climb.decided >= 1.0) & slow)
         direction, pairs = jax.lax.cond(
-            takes_over & (climb.pairs > 0), self._by_pairs, lambda c: (c.natural, jnp.zeros_like(c.pairs)), climb
+            takes_over & (climb.pairs > 0),
+            self._by_pairs,
+            lambda c, _: (c.natural, jnp.zeros_like(c.pairs)),
+            climb,
+            memory,
         )
         rates = jnp.where(self._discrete, climb.decided, climb.rate)
         direction = jnp.where(pairs > 0, direction, rates * natural)
@@ -313,28 +350,30 @@ class Ascent:
             end=jnp.where(done & ~look, CONVERGED, CLIMBING).astype(jnp.int32),
         )
 
-    def _by_pairs(self, climb: Climb) -> tuple[Array, Array]:
+    def _by_pairs(self, climb: Climb, memory: Memory) -> tuple[Array, Array]:
         """Return the direction of L-BFGS, as a combination of all steps, all bends and r, and the pairs in use."""
         m = self.room
-        basis = jnp.concatenate([climb.steps, climb.bends, climb.natural[None]])
+        basis = jnp.concatenate([memory.steps, memory.bends, climb.natural[None]])
         gram = self._products(climb, basis)
         curvature = jnp.diagonal(gram[:m, m : 2 * m])
         sizes = jnp.sqrt(jnp.diagonal(gram))
-        known = (jnp.arange(m) >= m - climb.pairs) & (curvature > 1e-6 * sizes[:m] * sizes[m : 2 * m])
+        age = (climb.newest - jnp.arange(m)) % m  # of the pair in each row: 0 for the newest
+        known = (age < climb.pairs) & (curvature > 1e-6 * sizes[:m] * sizes[m : 2 * m])
         inverse = jnp.where(known, 1.0 / jnp.where(known, curvature, 1.0), 0.0)
 
         def back(k: Array, given: tuple[Array, Array]) -> tuple[Array, Array]:
             weights, q = given
-            i = m - 1 - k
+            i = (climb.newest - k) % m
             weight = inverse[i] * jnp.sum(gram[i] * q)
             return weights.at[i].set(weight), q.at[m + i].add(-weight)
 
-        def forth(i: Array, q: Array) -> Array:
+        def forth(k: Array, q: Array) -> Array:
+            i = (climb.newest + 1 + k) % m
             return q.at[i].add(jnp.where(known[i], weights[i] - inverse[i] * jnp.sum(gram[m + i] * q), 0.0))
 
         q = jnp.zeros(2 * m + 1, self.dtype).at[-1].set(-1.0)
         weights, q = jax.lax.fori_loop(0, m, back, (jnp.zeros(m, self.dtype), q))
-        newest = m - 1 - jnp.argmax(known[::-1])
+        newest = jnp.argmin(jnp.where(known, age, m))
         bend = gram[m + newest, m + newest]
         size = jnp.where(known[newest] & (bend > 0), curvature[newest] / jnp.where(bend > 0, bend, 1.0), _FIRST)
         q = jax.lax.fori_loop(0, m, forth, size * q)

@@ -22,6 +22,7 @@ from legrad.trace.dependence import EMPTY, join, join_over, nothing, own_boxes, 
 from legrad.trace.program import Program
 
 LARGEST = 128  # numbers in a block
+_FEW = 8  # numbers that elements may share without being called an inference network's
 _SEEN = 5_000_000  # pairs of a number and a factor that sees it
 _COPIES = frozenset(["reshape", "squeeze", "broadcast_in_dim", "slice", "copy", "copy_p", "expand_dims"])
 
@@ -55,11 +56,13 @@ class Ownership:
         clusters: what has a natural gradient.
         plain: what has none: paths of parameters, each with the reason.
         paths: the path of each array of parameters: its name, and where it is in it.
+        amortized: whether elements of a site share many numbers, as the latents of an inference network do.
     """
 
     clusters: tuple[Cluster, ...]
     plain: dict[str, str] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
+    amortized: bool = False
 
 
 def owners(guide: GuideMap, unconstrained: Mapping[str, Any], shared: Collection[str] = ()) -> Ownership:
@@ -94,6 +97,7 @@ def owners(guide: GuideMap, unconstrained: Mapping[str, Any], shared: Collection
         sees[site] = set().union(*(_touched(box, starts) for box in arrays))
     clusters: list[Cluster] = []
     plain: dict[str, str] = {}
+    amortized = False
     for group_leaves, group_sites in _groups(sees, len(leaves)):
         names = [paths[i] for i in group_leaves]
         bad = [site for site in group_sites if site in guide.refused]
@@ -108,9 +112,17 @@ def owners(guide: GuideMap, unconstrained: Mapping[str, Any], shared: Collection
         elif (cluster := _cluster(guide, seen, known, starts, shapes, group_leaves, group_sites)) is not None:
             clusters.append(cluster)
         else:
+            amortized = True
             words = f"more than {LARGEST} numbers would have to be solved for together"
             plain |= dict.fromkeys(names, f"it is shared by factors of '{group_sites[0]}': {words}")
-    return Ownership(tuple(clusters), plain, paths)
+    amortized |= any(_shared(cluster) for cluster in clusters)
+    return Ownership(tuple(clusters), plain, paths, amortized)
+
+
+def _shared(cluster: Cluster) -> bool:
+    """Whether a block of many numbers has several elements of a site."""
+    many = cluster.kind == "blocks" and cluster.blocks.shape[1] > _FEW
+    return many and any(len(np.unique(blocks)) < len(blocks) for blocks in cluster.block_of.values())
 
 
 def _boxes(shapes: list[tuple[int, ...]], starts: np.ndarray) -> list[np.ndarray]:
