@@ -201,7 +201,8 @@ def test_types_and_missing_values(tmp_path):
     assert found.columns["a"].dtype.kind == "i"
     np.testing.assert_array_equal(found.columns["b"], [0.5, np.nan, np.nan])
     with pytest.raises(
-        CommandError, match=r"t.csv, row 2, column 'b': the value is missing \(as in 2 rows\).*--drop-mis"
+        CommandError,
+        match=r"t.csv, row 2, column 'b': the value is missing \(2 of 3 rows have .*--drop-mis",
     ):
         found.numbers("b", "")
     with pytest.raises(CommandError, match="t.csv, row 1, column 'c': 'x' is not a number.*--drop c"):
@@ -258,6 +259,16 @@ def test_files_that_are_no_tables(tmp_path):
         (["fit", "models.py:spike", "--data", "t.csv", "--arg", "X=age,hat"], "has no column 'hat'"),
         (["fit", "models.py:spike", "--data", "t.csv", "--arg", "Z=age"], "the model has no argument 'Z'"),
         (["fit", "models.py:spike", "--arg", "X=age"], "name it with --data FILE"),
+        (["fit", "models.py:spike"], "the model models.py:spike takes X, y: name a table .*--data FILE"),
+        (["fit", "leaves.py:m", "--data", "t.csv"], "leaves.py does not run: SystemExit: 7"),
+        (["fit", "models.py:spike", "--data", "l.npz"], "'a' has 4 rows, 'b' has 3: give columns of one length"),
+        (["fit", "models.py:spike", "--data", "l.npz", "--drop", "b", "--drop", "n"], "row 2, .*'a'.* is infinite"),
+        (["fit", "models.py:line", "--data", "e.npz"], "e.npz, array 'age' is empty"),
+        (
+            ["select", "l.npz", "--target", "y", "--drop", "m", "--drop", "n", "--drop", "a"],
+            "'y' has 4 rows, 'b' has 3: give columns of one",
+        ),
+        (["select", "l.npz", "--target", "m", "--drop", "a"], "array 'm' has 2 axes"),
         (["fit", "models.py:counts", "--data", "t.csv"], "models.py:counts: the data of site 'y' is .* of Poisson"),
         (["fit", "models.py:branch", "--data", "t.csv"], r"models.py, line \d+ \(`if z > 0:`\)"),
         (["select", "t.csv", "--target", "size"], r"has no column 'size' \(--target\): its columns are age, shoe, y"),
@@ -266,6 +277,9 @@ def test_files_that_are_no_tables(tmp_path):
 )
 def test_what_is_wrong_is_said_in_a_line(here, capsys, words, message):
     (here / "broken.py").write_text("x = 1\nundefined\n")
+    (here / "leaves.py").write_text("raise SystemExit(7)\n")
+    np.savez("l.npz", a=np.array([0.0, np.inf, 1.0, 2.0]), b=np.arange(3), m=np.eye(4), y=np.arange(4.0), n=3)
+    np.savez("e.npz", age=np.empty(0), y=np.ones(3))
     code, _, err = said(capsys, *words)
     assert code == 1
     assert re.search(message, err), err

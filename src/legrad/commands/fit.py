@@ -26,7 +26,7 @@ from legrad.commands.output import (
     progress,
     say,
 )
-from legrad.commands.program import Bound, bind, load
+from legrad.commands.program import Bound, bind, load, required
 from legrad.commands.table import FORMATS, Table, read_table
 from legrad.diagnostics.summary import Summary
 from legrad.fitting.automatic import prepared, solvable
@@ -94,6 +94,11 @@ def arguments(given: argparse.Namespace, model: Callable[..., Any]) -> Bound:
     if given.data is None:
         if given.arg or given.drop or given.drop_missing:
             raise CommandError("--arg and --drop say something about a table: name it with --data FILE")
+        needed = required(model)
+        if needed:
+            raise CommandError(
+                f"the model {given.model} takes {', '.join(needed)}: name a table with these columns, --data FILE"
+            )
         return Bound({}, (), "no data")
     return bind(model, table_of(given, given.data), given.arg)
 

@@ -57,13 +57,13 @@ def _file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # as an import would: dataclasses look there
+    sys.modules.setdefault(path.stem, module)  # as an import would: dataclasses look there
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # the file's own imports
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises
+    except (Exception, SystemExit) as error:  # whatever a user's file raises
         frame = traceback.extract_tb(error.__traceback__)[-1]
         line = getattr(error, "lineno", None) or frame.lineno
         raise CommandError(f"{path} does not run: {type(error).__name__}: {error} (line {line})") from error
@@ -77,6 +77,20 @@ def _module(name: str) -> Any:
         raise CommandError(f"the module {name} cannot be imported ({error}): give a path such as model.py") from error
 
 
+def required(model: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a model cannot do without."""
+    named = [p for p in _parameters(model) if p.kind is not p.VAR_POSITIONAL]
+    return [p.name for p in named if p.default is p.empty]
+
+
+def _parameters(model: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        found = inspect.signature(model).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise CommandError(f"the arguments of the model have no names ({error}): write it as a function") from error
+    return [p for p in found if p.kind is not p.VAR_KEYWORD]
+
+
 def bind(model: Callable[..., Any], table: Table, matrices: Sequence[str] = ()) -> Bound:
     """Give a model the columns of a table as arguments.
 
@@ -86,7 +100,7 @@ def bind(model: Callable[..., Any], table: Table, matrices: Sequence[str] = ()) 
     Raises:
         CommandError: if an argument has no column, or a column does not hold numbers.
     """
-    parameters = [p for p in inspect.signature(model).parameters.values() if p.kind not in (p.VAR_KEYWORD,)]
+    parameters = _parameters(model)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise CommandError(
             "the model takes *args, which have no names: give its arguments names, as the columns have"
@@ -115,7 +129,7 @@ def bind(model: Callable[..., Any], table: Table, matrices: Sequence[str] = ()) 
         taken = [c for column in columns for c in (rest if column == "*" else [column])]
         if not taken:
             raise CommandError(f"--arg {name}=*: all columns of {table.path} are used by other arguments")
-        kwargs[name] = np.stack([table.numbers(c, f"--arg {name}") for c in taken], axis=1)
+        kwargs[name] = table.matrix(taken, f"--arg {name}")
         names.append(Names(name, 1, tuple(taken)))
         words.append(f"{name} ({_shape(kwargs[name])}: {', '.join(taken[:6])}{', …' if len(taken) > 6 else ''})")
     order = [p.name for p in parameters if p.name in kwargs]

@@ -17,7 +17,7 @@ import numpy as np
 
 import legrad
 from legrad.commands import page
-from legrad.commands.fit import count, table_of
+from legrad.commands.fit import count, explained, table_of
 from legrad.commands.output import DONE, DOUBTFUL, CommandError, as_json, common, folder, note, say
 from legrad.commands.table import FORMATS, Table
 from legrad.diagnostics.figure import new_figure
@@ -75,7 +75,7 @@ def target_of(table: Table, name: str, family: str) -> tuple[np.ndarray, str, st
                 ": a target is a number, or text with two values and none missing"
             )
         return (x == values[1]).astype(float), "bernoulli", f"'{name}' is 1 for {values[1]!r}, 0 for {values[0]!r}"
-    y = table.numbers(name, "--target").astype(float)
+    y = table.matrix([name], "--target")[:, 0].astype(float)
     two = set(np.unique(y)) == {0.0, 1.0}
     chosen = ("bernoulli" if two else "gaussian") if family == "auto" else family
     if np.ptp(y) == 0:
@@ -97,13 +97,15 @@ def target_of(table: Table, name: str, family: str) -> tuple[np.ndarray, str, st
 
 def features_of(table: Table, target: str) -> tuple[list[str], np.ndarray]:
     """Return the names of the columns that vary, and these columns standardized."""
+    others = [name for name in table.columns if name != target]
+    together = table.matrix(others, "a column to choose from").astype(float) if others else np.empty((0, 0))
+    rows = len(table.columns[target])
+    if others and len(together) != rows:
+        raise CommandError(
+            f"{table.path}: '{target}' has {rows} rows, '{others[0]}' has {len(together)}: give columns of one length"
+        )
     names, columns = [], []
-    for name in table.columns:
-        if name == target:
-            continue
-        x = table.numbers(name, "a column to choose from").astype(float)
-        if x.ndim != 1:
-            raise CommandError(f"{table.path}, array '{name}' has {x.ndim} axes: give columns, or --drop {name}")
+    for name, x in zip(others, together.T, strict=bool(others)):
         if np.ptp(x) == 0:
             note(f"column '{name}' is the same in every row and is left out")
             continue
@@ -119,16 +121,17 @@ def run(given: argparse.Namespace) -> int:
     table = table_of(given, given.table)
     y, family, words = target_of(table, given.target, given.family)
     names, X = features_of(table, given.target)
-    if len(X) != len(y):
-        raise CommandError(f"{table.path}: '{given.target}' has {len(y)} rows, the other columns {len(X)}")
     scale = y.std() if family == "gaussian" else 1.0
     y = (y - y.mean()) / scale if family == "gaussian" else y
     out = folder(given.out)
     if not given.json:
         say(f"{words}; {len(names)} columns, {len(y)} rows")
-    found = fit_spike_slab(
-        X, y, family, rate=given.prior, slab=_SLAB, rng=np.random.default_rng(given.seed), restarts=given.restarts,
-        draws=_DRAWS,
+    found = explained(
+        lambda: fit_spike_slab(
+            X, y, family, rate=given.prior, slab=_SLAB, rng=np.random.default_rng(given.seed),
+            restarts=given.restarts, draws=_DRAWS,
+        ),
+        str(given.table),
     )  # fmt: skip
     share, effect = found.inclusion, found.draws * scale
     mean = found.slopes * scale + 0.0  # no minus before zero

@@ -45,19 +45,38 @@ class Table:
         """Return a column of numbers; raise if it is text, or if a value is missing."""
         x = self.column(name, option)
         if x.dtype == object:
-            row = next(i for i, value in enumerate(x) if value is not None and _number(value) is None)
+            row = next((i for i, value in enumerate(x) if value is not None and _number(value) is None), 0)
             raise CommandError(
                 f"{self.path}, row {row + 1}, column '{name}': {x[row]!r} is not a number. Correct it, encode the "
                 f"column as numbers, or leave it out with --drop {name}"
             )
-        bad = np.isnan(x) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
-        if bad.any():
-            row = int(np.argwhere(bad)[0][0])
+        if x.size == 0:
             raise CommandError(
-                f"{self.path}, row {row + 1}, column '{name}': the value is missing (as in {int(bad.sum())} rows). "
-                f"Fill it in, leave rows out with --drop-missing, or the column with --drop {name}"
+                f"{self.path}, array '{name}' is empty: give it rows, or leave it out with --drop {name}"
+            )
+        bad = ~np.isfinite(x.reshape(len(x) if x.ndim else 1, -1)).all(1)
+        if bad.any():
+            row = int(np.argmax(bad))
+            what = "missing" if np.isnan(x[row] if x.ndim else x).any() else "infinite"
+            rows = "the value missing" if what == "missing" else "such values"
+            raise CommandError(
+                f"{self.path}, row {row + 1}, column '{name}': the value is {what} ({int(bad.sum())} of {len(bad)} "
+                f"rows have {rows}). Correct it, leave rows out with --drop-missing, or the column with --drop {name}"
             )
         return x
+
+    def matrix(self, names: Sequence[str], option: str) -> np.ndarray:
+        """Return columns of numbers side by side; raise if they are not columns of one length."""
+        found = [self.column(name, option) for name in names]
+        for name, x in zip(names, found, strict=True):
+            if x.ndim != 1:
+                raise CommandError(f"{self.path}, array '{name}' has {x.ndim} axes: give columns, or --drop {name}")
+            if len(x) != len(found[0]):
+                raise CommandError(
+                    f"{self.path}: '{names[0]}' has {len(found[0])} rows, '{name}' has {len(x)}: give columns of one "
+                    f"length, or leave one out with --drop {name}"
+                )
+        return np.stack([self.numbers(name, option) for name in names], axis=1)
 
     def without(self, names: Sequence[str]) -> Table:
         """Return the table without some columns."""
@@ -66,17 +85,18 @@ class Table:
         return Table(self.path, {name: x for name, x in self.columns.items() if name not in names})
 
     def complete(self) -> tuple[Table, int]:
-        """Return the table without rows that lack a value, and how many rows those are."""
+        """Return the table without rows in which a value is missing or infinite, and how many rows those are."""
         lengths = {len(x) for x in self.columns.values() if x.ndim}
         if len(lengths) != 1:
             raise CommandError(f"{self.path}: --drop-missing needs columns of one length, not {sorted(lengths)}")
         keep = np.ones(lengths.pop(), bool)
-        for x in self.columns.values():
-            lacks = np.array([v is None for v in x]) if x.dtype == object else np.isnan(x.astype(float))
+        for x in (x for x in self.columns.values() if x.ndim):
+            lacks = np.array([v is None for v in x]) if x.dtype == object else ~np.isfinite(x.astype(float))
             keep &= ~lacks.reshape(len(keep), -1).any(1)
         if not keep.any():
             raise CommandError(f"{self.path}: every row lacks a value: --drop the columns that are mostly empty")
-        return Table(self.path, {name: x[keep] for name, x in self.columns.items()}), int((~keep).sum())
+        kept = {name: x[keep] if x.ndim else x for name, x in self.columns.items()}
+        return Table(self.path, kept), int((~keep).sum())
 
 
 def read_table(path: Path) -> Table:
@@ -99,7 +119,7 @@ def read_table(path: Path) -> Table:
 def _csv(path: Path) -> dict[str, np.ndarray]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         try:
-            rows = [row for row in csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",") if row]
+            rows = [row for row in csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",") if row]
         except csv.Error as error:
             raise CommandError(f"{path} cannot be read as a table ({error}): check its quotes and ending") from error
     if not rows:

@@ -10,6 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from legrad._compat import is_concrete
 
 
 def split_arrays(
@@ -36,6 +39,25 @@ def split_arrays(
 def _is_data(leaf: Any) -> bool:
     """Whether a leaf is an array that a program takes; text, dates and objects are not."""
     return isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "USOMm")
+
+
+def automatic(tree: Any) -> Any:
+    """Return arrays that lie in parts on a mesh with axes of type Auto, whatever the type of theirs was; no copies.
+
+    With axes of type Explicit, JAX's default, the parts are written into the type of everything that is computed from
+    an array, which models, guides and our interpreters know nothing of.
+    """
+    return jax.tree.map(lambda x: _automatic(x) if isinstance(x, jax.Array) else x, tree)
+
+
+def _automatic(x: jax.Array) -> jax.Array:
+    sharding = x.sharding if is_concrete(x) else None
+    if not isinstance(sharding, NamedSharding) or all(kind == AxisType.Auto for kind in sharding.mesh.axis_types):
+        return x
+    theirs = sharding.mesh
+    mesh = Mesh(theirs.devices, theirs.axis_names, axis_types=(AxisType.Auto,) * len(theirs.axis_names))
+    parts = [part.data for part in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, sharding.spec), parts)
 
 
 def map_in_batches(f: Callable[[Any], Any], rows: Any, most: int) -> Any:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from numpyro import handlers
 
+from legrad.model.arrays import automatic
 from legrad.model.threads import one_at_a_time
 
 
@@ -52,7 +53,7 @@ def argument_names(model: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
 
 
 def unframed(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-    """Turn frames and series among the arguments into arrays.
+    """Turn frames and series among the arguments into arrays, and meshes of arrays into meshes with automatic axes.
 
     A model that picks columns by their names keeps the frame: if the model does not run with arrays and runs with
     frames, the frames stay.
@@ -60,6 +61,7 @@ def unframed(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
     Raises:
         TypeError: if a column does not hold numbers; the message names the argument and the column.
     """
+    args, kwargs = automatic(args), automatic(dict(kwargs))
     both = [*args, *kwargs.values()]
     if not any(_is_frame(x) for x in both):
         return Arguments(args, dict(kwargs))
