@@ -182,9 +182,9 @@ def draw() -> None:
         axes.plot([min(ratios.values()), max(ratios.values())], [i, i], color="#d5d8dc", linewidth=1, zorder=1)
         for method, ratio in ratios.items():
             mark = "*" if method.endswith(HAND) else marks.get(method, "o" if method == OURS else "D")
-            mark = "P" if method.endswith("pivots") else mark
+            mark = "P" if method.endswith("pivots") else "s" if method.startswith("Storchastic") else mark
             face = "white" if method.endswith(HAND) or there[method].get("elsewhere") else _colour(method)
-            style = {"markersize": 9 if mark in "*o" else 6, "color": _colour(method), "markerfacecolor": face}
+            style = {"markersize": 10 if mark in "*o" else 7, "color": _colour(method), "markerfacecolor": face}
             (seen[method],) = axes.plot(ratio, i, mark, zorder=3, linestyle="none", **style)
     axes.axvline(1.0, color=COLOURS[OURS], linewidth=1, linestyle=(0, (3, 3)), zorder=2)
     axes.set_xscale("log")

@@ -42,6 +42,15 @@ def test_the_example_of_explain_is_up_to_date(capsys):
     assert printed in (ROOT / "docs" / "single_site.md").read_text(), printed
 
 
+@pytest.mark.long
+def test_the_readme_runs_as_it_stands(capsys):
+    first = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(compile(first, "README.md", "exec"), names := {})
+    shares = names["result"].sample(0, 1000)["included"].mean(0)
+    assert {int(j) for j in (shares > 0.5).nonzero()[0]} == {3, 8}
+    assert "converged" in capsys.readouterr().out
+
+
 def test_architecture_names_every_file():
     text = (ROOT / "docs" / "architecture.md").read_text()
     for path in (ROOT / "src" / "legrad").rglob("*.py"):

@@ -76,6 +76,11 @@ def test_a_frame_is_its_numbers_and_names():
     assert result.names == (Names("X", 1, ("age", "height", "weight")),)
     assert "w[height]" in str(result.summary(0, 10))
     assert "w[b]" in str(result.summary(0, 10, coords={"w_dim_0": list("abc")}))
+    diagnosis = result.diagnose(1, 100)
+    assert diagnosis.sites["w"].mean.element in ("w[age]", "w[height]", "w[weight]")
+    assert any(diagnosis.sites["w"].mean.element in flag for flag in diagnosis.flags)
+    posterior = result.to_arviz(2, 8)["posterior"]
+    assert list(np.asarray(posterior["w_dim_0"])) == ["age", "height", "weight"]
 
 
 def test_a_model_that_picks_columns_keeps_the_frame():

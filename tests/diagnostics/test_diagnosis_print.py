@@ -5,8 +5,8 @@ from legrad.diagnostics.psis import ElboEstimate
 
 
 def test_certain_labels_have_no_worst_element():
-    certain = SiteShift(Shift(0.0, 0.0, (0, 0)), None)
-    off = SiteShift(Shift(-0.05, 0.01, (3,)), Shift(0.02, 0.01, (1,)))
+    certain = SiteShift(Shift(0.0, 0.0, (0, 0), "z[0, 0]"), None)
+    off = SiteShift(Shift(-0.05, 0.01, (3,), "x[3]"), Shift(0.02, 0.01, (1,), "x[1]"))
     estimate = ElboEstimate(-3.0, 0.1, -2.9, 0.1, 1000)
     lines = str(Diagnosis(0.1, estimate, {"z": certain, "x": off}, [], 1000)).splitlines()
     assert "  mean  z        the same in all draws" in lines

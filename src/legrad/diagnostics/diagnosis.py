@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -46,11 +47,13 @@ class Shift:
         value: the guide's moment minus the posterior's, in posterior standard deviations.
         error: the Monte Carlo standard error of the value.
         index: the element; for a Categorical with more than two categories the last number is the category.
+        element: the element by its name, as in `summary`: "w[age]", "z[3]".
     """
 
     value: float
     error: float
     index: tuple[int, ...]
+    element: str
 
     def __str__(self) -> str:
         return f"{self.value:+.3f} ± {self.error:.3f}"
@@ -99,20 +102,26 @@ class Diagnosis:
             return f"the posterior is exact; {self.elbo}"
         lines = [f"k-hat {self.khat:.2f}; {self.elbo}", "", "guide minus posterior, in posterior sds:"]
         worst = sorted(self.sites, key=lambda name: -_largest(self.sites[name]))
-        width = max(len(_element(name, shift.index)) for name, s in self.sites.items() for shift in _both(s))
+        width = max(len(shift.element) for site in self.sites.values() for shift in _both(site))
         for name in worst[:_SHOWN]:
             for what, shift in zip(("mean", "sd"), _both(self.sites[name]), strict=False):
                 if shift.value == shift.error == 0:  # certain labels, constants: no element is worse than another
                     lines.append(f"  {what:<4}  {name:<{width}}  the same in all draws")
                 else:
-                    lines.append(f"  {what:<4}  {_element(name, shift.index):<{width}}  {shift}")
+                    lines.append(f"  {what:<4}  {shift.element:<{width}}  {shift}")
         if len(worst) > _SHOWN:
             lines.append(f"  and {len(worst) - _SHOWN} more sites, with smaller shifts")
         said = [*(self.flags or ["no problem found"]), *self.notes]
         return "\n".join([*lines, "", *(f"- {sentence}" for sentence in said)])
 
 
-def diagnose(problem: Problem, key: jax.Array, n: int = 16_000, proposal: Problem | None = None) -> Diagnosis:
+def diagnose(
+    problem: Problem,
+    key: jax.Array,
+    n: int = 16_000,
+    proposal: Problem | None = None,
+    names: Mapping[int, Sequence[str]] | None = None,
+) -> Diagnosis:
     """Compare a guide with the posterior, using draws of the guide, or of a proposal with heavier tails.
 
     A mode of the posterior that no draw has visited cannot be seen.
@@ -122,6 +131,7 @@ def diagnose(problem: Problem, key: jax.Array, n: int = 16_000, proposal: Proble
         key: the random key.
         n: the number of draws, at least 100.
         proposal: the problem with a guide whose draws are weighed; `problem` itself if None.
+        names: names of the members of an axis, by its length.
 
     Raises:
         ValueError: in the cases listed at `log_weights`, for example with subsampled plates.
@@ -152,8 +162,10 @@ def diagnose(problem: Problem, key: jax.Array, n: int = 16_000, proposal: Proble
             value, error = np.stack(shifts[what], -1), np.stack([errors[key][i] for key in mine], -1)
             if len(mine) == 1:
                 value, error = value[..., 0], error[..., 0]
-            found.append(_at(value, error, _worst(value, error)))
-            flags += _flags(name, what, found[-1], _at(value, error, np.argmax(error)), z, n, k)
+            axes = value.ndim - (len(mine) > 1)
+            at = partial(_at, value, error, name=name, axes=axes, names=names or {})
+            found.append(at(_worst(value, error)))
+            flags += _flags(what, found[-1], at(np.argmax(error)), z, n, k)
         sites[name] = SiteShift(found[0], found[1] if len(found) == 2 else None)
     flags += component_concerns(moments, draws.labels, n)
     return Diagnosis(k, summary(known(own)), sites, flags, n, _notes(draws))
@@ -267,9 +279,16 @@ def _worst(value: np.ndarray, error: np.ndarray) -> np.intp:
     return np.argmax(np.where(size == size.max(), np.nan_to_num(error.ravel(), nan=np.inf), -1.0))
 
 
-def _at(value: np.ndarray, error: np.ndarray, flat: np.intp) -> Shift:
+def _at(
+    value: np.ndarray, error: np.ndarray, flat: np.intp, name: str, axes: int, names: Mapping[int, Sequence[str]]
+) -> Shift:
+    """Return the shift at a position of `value`, whose axes beyond the first `axes` are categories."""
     index = tuple(int(i) for i in np.unravel_index(flat, value.shape))
-    return Shift(float(value[index]), float(error[index]), index)
+    sizes = value.shape[:axes]
+    words = [names[n][i] if n in names else str(i) for n, i in zip(sizes, index, strict=False)]
+    words += map(str, index[axes:])
+    element = name + (f"[{', '.join(words)}]" if words else "")
+    return Shift(float(value[index]), float(error[index]), index, element)
 
 
 def _both(site: SiteShift) -> list[Shift]:
@@ -278,10 +297,6 @@ def _both(site: SiteShift) -> list[Shift]:
 
 def _largest(site: SiteShift) -> float:
     return max(abs(shift.value) for shift in _both(site))
-
-
-def _element(name: str, index: tuple[int, ...]) -> str:
-    return name + (f"[{', '.join(map(str, index))}]" if index else "")
 
 
 _TRY = {
@@ -293,17 +308,17 @@ _TRY = {
 _CORRECT = "take corrected draws, result.sample(key, corrected=True), or "
 
 
-def _flags(name: str, what: str, worst: Shift, noisiest: Shift, z: float, n: int, k: float) -> list[str]:
+def _flags(what: str, worst: Shift, noisiest: Shift, z: float, n: int, k: float) -> list[str]:
     if abs(worst.value) > TOLERANCE:
         return [
-            f"the {what} of {_element(name, worst.index)} is {worst} posterior standard deviations from that of the "
+            f"the {what} of {worst.element} is {worst} posterior standard deviations from that of the "
             f"reweighted draws, more than {TOLERANCE}: {_CORRECT if k <= LIMIT else ''}{_TRY[what]}"
         ]
     if k <= LIMIT and not z * noisiest.error <= TOLERANCE:  # above the limit, weights say nothing anyway
         more = n * (z * noisiest.error / TOLERANCE) ** 2
         remedy = f"use about {2 * more:.1g} draws" if math.isfinite(more) else "its moments are not finite"
         return [
-            f"{n} draws cannot tell whether the {what} of {_element(name, noisiest.index)} is right to {TOLERANCE} "
+            f"{n} draws cannot tell whether the {what} of {noisiest.element} is right to {TOLERANCE} "
             f"posterior standard deviations (noise {noisiest.error:.3f}): {remedy}"
         ]
     return []

@@ -39,6 +39,7 @@ def to_arviz(
     coords: Mapping[str, Any] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     draws: Mapping[str, Any] | None = None,
+    labels: Mapping[int, Sequence[str]] | None = None,
 ) -> Any:
     """Convert draws of a guide, and the model at these draws, for ArviZ: summaries, LOO, predictive checks, plots.
 
@@ -62,6 +63,7 @@ def to_arviz(
         coords: labels along dimensions, by the dimension's name.
         dims: names of the axes of a site, by the site's name, instead of those of its plates.
         draws: draws of all latents of the user's model, with a leading axis; if None, the guide is drawn from.
+        labels: labels of the dimensions that `coords` leaves out, by their length.
 
     Returns:
         An `arviz.InferenceData`, or an `xarray.DataTree` since ArviZ 1.
@@ -90,7 +92,23 @@ def to_arviz(
         raise ValueError(f"dims names '{unknown[0]}', which is not a site: the sites are {', '.join(sorted(sites))}")
     names = {name: axes for name in sites if (axes := axis_names(trace[name]))}
     names |= {name: list(axes) for name, axes in (dims or {}).items()}
-    return _compat.arviz_tree(groups, dict(coords or {}), names)
+    return _compat.arviz_tree(groups, _labelled(groups, names, labels or {}) | dict(coords or {}), names)
+
+
+def _labelled(
+    groups: Groups, names: Mapping[str, Sequence[str]], labels: Mapping[int, Sequence[str]]
+) -> dict[str, Sequence[str]]:
+    """Return labels for each dimension whose length they fit."""
+    found = {}
+    for group, sites in groups.items():
+        for site, value in sites.items():
+            shape = value.shape[0 if group == "observed_data" else 2 :]
+            for axis, size in zip(
+                names.get(site, [f"{site}_dim_{i}" for i in range(len(shape))]), shape, strict=False
+            ):
+                if size in labels:
+                    found[axis] = labels[size]
+    return found
 
 
 def _all_groups(

@@ -34,7 +34,7 @@ from legrad.guides.gaussian import Cover
 from legrad.guides.protocol import HeavyTails, WholePlates
 from legrad.guides.structured import Structured
 from legrad.marginal.marginalize import Marginal, marginalize
-from legrad.model.frames import Names, in_the_order_of, unframed
+from legrad.model.frames import Names, in_the_order_of, names_by_size, unframed
 from legrad.model.keys import Key, as_key
 from legrad.model.parameters import require_same
 from legrad.model.precision import as_double, in_double
@@ -268,7 +268,8 @@ class FitResult:
         """Check the fit for every known problem: convergence, other modes, quadrature, k-hat, reweighted moments."""
         key = as_key(key)
         heavy = isinstance(self.problem.guide, HeavyTails)
-        found = self._precisely(lambda p: diagnose(p, key, n, self._proposal(p) if heavy else None))
+        by_size = names_by_size(self.names)
+        found = self._precisely(lambda p: diagnose(p, key, n, self._proposal(p) if heavy else None, by_size))
         against = [] if self.converged else [f"the fit has not converged: {self.status}"]
         if self.other_modes:
             against.append(self._other_modes_flag())
@@ -358,13 +359,15 @@ class FitResult:
     def to_arviz(self, key: Key, num_samples: int = 1000, **names: Any) -> Any:
         """Return posterior, predictive and log-likelihood for ArviZ; `coords` and `dims` are those of ArviZ.
 
+        Axes that `coords` leaves out are named by the columns (or row names) of a data frame among the arguments.
         After a fit without a guide, the draws are corrected by their importance weights, if those can be trusted.
         """
         # All members of plates, not those of the last minibatch.
         whole = self.with_args(*self.problem.args, **self.problem.kwargs)
         key = as_key(key)
         draws = self._posterior_draws(key, num_samples)[0] if self._is_whole_and_heavy() else None
-        return to_arviz(whole.problem, key, num_samples, draws=draws, **names)
+        labels = names_by_size(self.names)
+        return to_arviz(whole.problem, key, num_samples, draws=draws, labels=labels, **names)
 
     def plot(self, path: Any = None) -> Any:
         """Plot the fit on one page: the optimization, and the posterior next to it. Needs matplotlib.
