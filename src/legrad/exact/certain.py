@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from legrad.exact.smooth import Sign, Signs
+from legrad.exact.smooth import Sign, Signs, obstacle
 from legrad.trace.program import Op, Program
 
 _MOVES = {"reshape", "squeeze", "broadcast_in_dim", "transpose", "slice", "copy", "reduce_and", "reduce_or", "rev"}
@@ -52,8 +52,17 @@ class Certain:
             chosen = op.inputs[2 if self.truth[op.inputs[0]] else 1]
             if self.program.shapes[chosen] == self.program.shapes[out] and len(op.inputs) == 3:
                 self.same[out] = chosen
-        elif all(map(self.is_constant, op.inputs)):
+        elif all(map(self.is_constant, op.inputs)) or (op.name == "is_finite" and self._is_total(op.inputs[0])):
             self.fixed.add(out)
+
+    def _is_total(self, i: int) -> bool:
+        """Say whether a value is finite for all that its elements can be, or for nothing, as its constants are."""
+        if self.is_constant(i) or i in self.program.inputs:
+            return True
+        op = self.program.maker(i)
+        if op is None or obstacle(self.program, self.signs, op, [True] * len(op.inputs)) is not None:
+            return False
+        return all(map(self._is_total, map(self.resolve, op.inputs)))
 
     def _truth(self, op: Op) -> bool | None:
         known = [self._known(i) for i in op.inputs]

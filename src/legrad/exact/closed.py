@@ -3,6 +3,8 @@
 For a Normal u with mean m and variance v (given discrete elements):
 
     E[u²] = m² + v            E[exp(u)] = exp(m + v/2)            E[log(1 + exp(u))]: `softplus.py`
+
+Kinks and waves (abs, max, sin) are in `bent.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
+from legrad.exact import bent
 from legrad.exact.moments import Moments, combine, moments
 from legrad.exact.products import SquareOnly, square
+from legrad.exact.run import real
 from legrad.exact.sight import Seen
 from legrad.exact.smooth import whole_power
 from legrad.exact.softplus import expected_softplus
 from legrad.exact.unknown import Unknown
-from legrad.marginal.table import CannotSum, Table
+from legrad.marginal.table import CannotSum, Table, constant
 from legrad.trace.program import Op
 
 if TYPE_CHECKING:
@@ -33,7 +37,7 @@ def mean(known: Known, op: Op) -> Table | None:
             return known.direct_moments(op.outputs[0]).mean
         except SquareOnly as error:
             return error.mean
-    if op.name == "exp":
+    if op.name == "exp" or bent.is_bent(op):
         return known.direct_moments(op.outputs[0]).mean
     if op.name in _LIKELIHOODS:
         return _likelihood(known, op, shape)
@@ -54,7 +58,24 @@ def moments_of(known: Known, op: Op, sees: Seen) -> Moments | None:
         mean = combine(lambda m, v: jnp.exp(m + 0.5 * v), [found.mean, found.variance], shape)
         variance = combine(lambda m, v: jnp.expm1(v) * jnp.exp(2 * m + v), [found.mean, found.variance], shape)
         return moments(known.variables, mean, variance, False, sees)
-    return None
+    return _bent(known, op, sees) if bent.is_bent(op) else None
+
+
+def _bent(known: Known, op: Op, sees: Seen) -> Moments | None:
+    shape = known.program.shapes[op.outputs[0]]
+    random = [k for k, i in enumerate(op.inputs) if not known.is_constant(i)]
+    if len(random) != 1:
+        return None
+    found = known.moments(op.inputs[random[0]])
+    if not found.normal or found.variance is None:
+        return None
+    c = constant(real(known.constant(op.inputs[1 - random[0]])) if len(op.inputs) == 2 else jnp.zeros(()))
+    operands = [found.mean, found.variance, c]
+    mean, variance = (
+        combine(lambda m, v, c, k=k: bent.mean_and_variance(op, m, v, c)[k], operands, shape) for k in (0, 1)
+    )
+    known.rules[op.outputs[0]] = "projection, closed form"
+    return moments(known.variables, mean, variance, False, sees)
 
 
 def _is_square(known: Known, op: Op) -> bool:

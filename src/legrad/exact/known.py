@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.exact import closed, linear, products
+from legrad.exact import affine, closed, linear, products
 from legrad.exact.adding import sum_along
 from legrad.exact.certain import Certain
 from legrad.exact.families import Family, family
@@ -55,6 +55,7 @@ class Known:
         for i, truth in self.certain.truth.items():
             self._constants[i] = np.full(program.shapes[i], truth)
         self._answers: dict[tuple[str, int], Any] = {}
+        self.aims: dict[int, affine.Aim] = {}  # where the nodes of a Normal number are dense
         self.rules: dict[int, str] = {}  # how the expectation of each value that is not linear was taken
 
     # --- the three questions -------------------------------------------------------------------------------------
@@ -102,6 +103,8 @@ class Known:
         if i not in self._constants:
             op = self.program.maker(i)
             assert op is not None
+            if op.name == "is_finite" and not self.is_constant(op.inputs[0]):
+                return jnp.isfinite(self.mean(op.inputs[0]))
             results = op.run([self.constant(j) for j in op.inputs])
             self._constants.update(zip(op.outputs, results, strict=True))
         return self._constants[i]
@@ -309,8 +312,11 @@ class Known:
         if self.is_constant(i):
             return constant(self.constant(i))
         if i in self.site:
-            law = self.laws[self.site[i]]
-            return Table(law.values, (self.variables.label(self.site[i]),), law.shape)
+            law, label = self.laws[self.site[i]], self.variables.label(self.site[i])
+            if not law.normal:
+                return Table(law.values, (label,), law.shape)
+            return affine.at_nodes(self, i, constant(law.mean), constant(law.variance), label)
+        affine.aim(self, i)
         op = self.maker(i)
         kind = family(self.program, op, self.is_constant)
         projects = kind in (Family.MIX, Family.ADD, Family.PRODUCT, Family.LOOK_UP)
@@ -360,13 +366,7 @@ class Known:
         if found.variance is None:
             return found.mean
         label = self.variables.projections(found.mean.shape, found.rest)
-        safe = jnp.where(found.variance.values > 0, found.variance.values, 1)
-        sd = jnp.where(found.variance.values > 0, jnp.sqrt(safe), 0)
-        rank = len(found.mean.shape)
-        nodes = self.variables.z.reshape(-1, *(1,) * rank)
-        unit = Table(nodes, (label,), found.mean.shape)
-        scale = Table(sd, found.variance.labels, found.mean.shape)
-        return combine(lambda m, s, z: m + s * z, [found.mean, scale, unit], found.mean.shape, LIMIT)
+        return affine.at_nodes(self, i, found.mean, found.variance, label)
 
     # --- sums of elements ----------------------------------------------------------------------------------------
 

@@ -1,12 +1,7 @@
 """The law of a site's independent elements: candidates and weights, differentiable, and their mean and variance.
 
-A finite support is summed, E[g] = Σ_k p_k g(v_k). A Normal element is loc + scale·z, and a function of it that has no
-closed form is summed over the nodes of the trapezoid rule in z,
-
-    E[g] ≈ Σ_k w_k g(loc + scale·z_k),        w_k ∝ exp(−z_k²/2),        z_k = k·h
-
-The rule's error falls like exp(−2π d/h), where d is how far from the real axis, in standard deviations, g stops being
-analytic; polynomials are exact to rounding.
+A finite support is summed, E[g] = Σ_k p_k g(v_k). A function of a Normal element that has no closed form is summed
+over the nodes of `nodes.py`.
 """
 
 from __future__ import annotations
@@ -23,9 +18,8 @@ from legrad.distributions import support
 from legrad.distributions.elements import Scalar
 from legrad.distributions.finite import enumerate_values, probability
 from legrad.distributions.unwrap import unexpanded
+from legrad.exact.nodes import plain
 
-STEP = 0.125  # h
-_REACH = {4: 6.0, 8: 8.5}  # the largest |z|, by the bytes of a number: the mass beyond is lost in rounding
 LARGEST = 256  # values of an element that is summed
 
 
@@ -35,7 +29,8 @@ class Law:
 
     Attributes:
         shape: the shape of the site.
-        values: the candidates, (K, *shape) with axes of length 1 where all elements have the same ones.
+        values: the candidates, (K, *shape) with axes of length 1 where all elements have the same ones; of Normal
+            elements the equidistant nodes.
         weights: the weights of the candidates, of the same form; they sum to one.
         mean: the mean of each element.
         variance: the variance of each element.
@@ -55,28 +50,6 @@ class Law:
     def size(self) -> int:
         """The number of candidates."""
         return int(self.values.shape[0])
-
-
-def nodes(dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nodes z_k of the trapezoid rule, and their weights."""
-    count = round(_REACH.get(np.dtype(dtype).itemsize, 8.5) / STEP)
-    z = STEP * np.arange(-count, count + 1)
-    weights = np.exp(-0.5 * z**2)
-    return z, weights / weights.sum()
-
-
-def rule_error(parts: Any, total: Any, axis: int) -> Any:
-    """Estimate the relative error of a sum over nodes, at its worst position, from every second node.
-
-    A rule with half as many nodes has the root of the error, exp(−2π d/2h), so the error is the square of what the
-    two rules differ by; where they differ by more than a tenth, nothing converges, and it is the difference.
-    """
-    second = jnp.arange(parts.shape[axis]) % 2 == parts.shape[axis] // 2 % 2
-    half = 2.0 * jnp.sum(jnp.where(second.reshape(-1, *(1,) * (parts.ndim - axis - 1)), parts, 0.0), axis=axis)
-    size = jnp.sum(jnp.abs(parts), axis=axis)
-    apart = jnp.where(size > 0, jnp.abs(half - total) / jnp.where(size > 0, size, 1.0), 0.0)
-    worst = jnp.max(jnp.where(jnp.isfinite(apart), apart, 0.0), initial=0.0)
-    return jnp.where(worst < 0.1, worst**2, worst)
 
 
 def is_known(scalar: Scalar | None) -> bool:
@@ -102,7 +75,7 @@ def law(scalar: Scalar, dtype: Any) -> Law:
     base, shape = unexpanded(scalar.base), scalar.base.batch_shape
     if isinstance(base, dist.Normal):
         loc, scale = (jnp.broadcast_to(jnp.asarray(x, dtype), shape) for x in (base.loc, base.scale))
-        z, unit = (x.reshape(-1, *(1,) * len(shape)).astype(dtype) for x in nodes(dtype))
+        z, unit = (x.reshape(-1, *(1,) * len(shape)).astype(dtype) for x in plain(dtype))
         return Law(shape, loc + scale * z, unit, loc, scale**2, True, dtype)
     found: Any
     inside: Any

@@ -19,6 +19,7 @@ from legrad.exact import linear
 from legrad.exact.moments import Moments, combine, independent, marginal, moments, of_table
 from legrad.exact.run import real, run_linear
 from legrad.exact.sight import Seen, seen_along
+from legrad.exact.smooth import Sign
 from legrad.exact.unknown import Unknown
 from legrad.marginal.rules import apply
 from legrad.marginal.table import CannotSum, Table, constant
@@ -136,8 +137,10 @@ def _times(known: Known, a: Moments, b: Moments, shape: tuple[int, ...], sees: S
 
 
 def _reciprocal(known: Known, i: int) -> Moments:
-    """Return the moments of one over a number."""
+    """Return the moments of one over a number; a Normal one may be zero, and then there are none."""
     table = known.table(i)
+    if any(map(known.variables.is_continuous, table.labels)) and known.signs.of(i) not in (Sign.FIXED, Sign.POSITIVE):
+        raise Unknown("a quotient by a number that may be zero")
     inverse = Table(1 / real(table.values), table.labels, table.shape)
     return of_table(known.variables, inverse, known.sight.of(i))
 

@@ -10,18 +10,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from legrad.exact.laws import Law, nodes, rule_error
+from legrad.exact.laws import Law
+from legrad.exact.nodes import crowded, plain, rule_error
 from legrad.exact.sight import Seen, Sight
 from legrad.exact.unknown import Unknown
 from legrad.marginal.table import Label, Table
 
 _FEW = 8  # positions for each one where labels meet, above which these are summed apart
+
+
+class _Block(NamedTuple):
+    """A run of variables: the shape of their array, and their weights, (K, *shape), or those of equidistant nodes."""
+
+    start: int
+    end: int
+    shape: tuple[int, ...]
+    weights: Any
+    plain: bool
 
 
 class Variables:
@@ -35,7 +46,8 @@ class Variables:
 
     def __init__(self, laws: Mapping[str, Law], sight: Sight, dtype: Any) -> None:
         self.laws, self.sight, self.dtype = dict(laws), sight, dtype
-        self.z, self.node_weights = (x.astype(dtype) for x in nodes(dtype))
+        self.z, self.node_weights = (x.astype(dtype) for x in plain(dtype))
+        self._placed: list[_Block] = []
         sizes = [math.prod(law.shape) for law in laws.values()]
         self.ends = np.cumsum([0, *sizes])
         self.elements = self.free = int(self.ends[-1])
@@ -55,6 +67,15 @@ class Variables:
         start, self.free = self.free, self.free + count
         return Label(len(self.z), np.asarray(start + np.arange(count).reshape(shape)))
 
+    def place(self, label: Label, center: Any, width: Any) -> Any:
+        """Return the nodes of all variables of a new label, (K, *shape), denser near a center."""
+        xi, weights = crowded(center, width, self.dtype)
+        elements = label.elements
+        if elements.size:
+            start = int(elements.flat[0])
+            self._placed.append(_Block(start, start + elements.size, elements.shape, weights, False))
+        return xi
+
     def is_continuous(self, label: Label) -> bool:
         """Say whether a label's candidates are nodes."""
         found = label.elements[label.elements >= 0]
@@ -69,30 +90,45 @@ class Variables:
     def weights(self, label: Label) -> Any:
         """Return the weights of a label's candidates at each position: (K, *positions), or length 1 where equal."""
         elements, rank = label.elements, label.elements.ndim
-        sites = self._sites(elements)
-        if sites and all(n is None or self.laws[n].normal for n in sites) and (elements >= 0).all():
+        blocks, everywhere = self._blocks(elements), bool((elements >= 0).all())
+        if everywhere and blocks and all(block.plain for block in blocks):
             return self.node_weights.reshape(-1, *(1,) * rank)
-        if len(sites) == 1 and sites[0] is not None and (elements >= 0).all():
-            name = sites[0]
-            law, index = self.laws[name], elements - self.sight.starts[name]
-            window = _window(index, law.shape)
-            if window is not None and jnp.shape(law.weights)[1:] == law.shape:
-                return law.weights[(slice(None), *window)].reshape(label.size, *elements.shape)
-            return law.weights.reshape(label.size, -1)[:, index]
-        first = jnp.zeros((label.size, 1), self.dtype).at[0].set(1.0)  # a position without an element
-        columns, index, begin = [first], np.zeros(elements.shape, int), 1
-        for site in sites:
-            if site is None:
-                columns.append(jnp.asarray(self.node_weights)[:, None])
-                index = np.where(elements >= self.elements, begin, index)
-                begin += 1
-                continue
-            law, start = self.laws[site], self.sight.starts[site]
-            count = math.prod(law.shape)
-            columns.append(jnp.broadcast_to(law.weights, (label.size, *law.shape)).reshape(label.size, count))
-            index = np.where((elements >= start) & (elements < start + count), begin + elements - start, index)
-            begin += count
+        if everywhere and len(blocks) == 1 and not blocks[0].plain:
+            (block,) = blocks
+            index = elements - block.start
+            window = _window(index, block.shape)
+            if window is not None:
+                return block.weights[(slice(None), *window)].reshape(label.size, *elements.shape)
+            return block.weights.reshape(label.size, -1)[:, index]
+        columns = [jnp.zeros((label.size, 1), self.dtype).at[0].set(1.0)]  # a position without an element
+        index, begin = np.zeros(elements.shape, int), 1
+        for block in blocks:
+            columns.append(jnp.reshape(block.weights, (label.size, -1)))
+            within = (elements >= block.start) & (elements < block.end)
+            index = np.where(within, begin + (0 if block.plain else elements - block.start), index)
+            begin += columns[-1].shape[1]
         return jnp.concatenate(columns, axis=1)[:, index]
+
+    def _blocks(self, elements: np.ndarray) -> list[_Block]:
+        """Return the weights of all variables among some: of sites, and of projections."""
+        found, left = [], elements[elements >= 0]
+
+        def look(block: _Block) -> None:
+            nonlocal left
+            within = (left >= block.start) & (left < block.end)
+            if within.any():
+                found.append(block)
+                left = left[~within]
+
+        for block in self._placed:
+            look(block)
+        for law, (start, end) in zip(self.laws.values(), pairwise(self.ends), strict=True):
+            weights = law.weights
+            if not law.normal:
+                weights = jnp.broadcast_to(weights, (len(weights), *law.shape))
+            look(_Block(int(start), int(end), law.shape, weights, law.normal))
+        look(_Block(self.elements, self.free, (), self.node_weights, True))
+        return found
 
     def expectation(self, table: Table, drop: Sequence[Label] | None = None) -> Table:
         """Sum a table over its labels, or over some of them, with their weights.
@@ -196,14 +232,6 @@ class Variables:
             if start <= number < end:
                 return name
         return None
-
-    def _sites(self, elements: np.ndarray) -> list[str | None]:
-        found: list[str | None] = [
-            name
-            for name, (start, end) in zip(self.laws, pairwise(self.ends), strict=True)
-            if np.any((elements >= start) & (elements < end))
-        ]
-        return [*found, None] if np.any(elements >= self.elements) else found
 
 
 @jax.custom_jvp
