@@ -1,9 +1,12 @@
 """Fits on several devices and in several processes; JAX fixes their number at its start, so each runs as a script.
 
-python mesh_fits.py fits DEVICES PROCESSES PROCESS PORT OUT names...    fits, their results in OUT.npz
-python mesh_fits.py programs ... OUT names...                           collectives of a step, in OUT.json
-python mesh_fits.py errors ... OUT                                      messages of wrong meshes, in OUT.json
-python mesh_fits.py killed ... OUT [steps]                              a long fit with a checkpoint
+python mesh_fits.py WHAT DEVICES PROCESSES PROCESS PORT OUT names...    with WHAT one of these, or several with commas
+
+fits        fits of the models of these names, or of all: OUT.npz
+programs    the collectives of a step: OUT.programs.json
+errors      the messages of wrong meshes: OUT.errors.json
+killed      a long fit with a checkpoint; names: [steps], its number of steps
+quick       makes the others notice a lost process sooner than they do by themselves
 """
 
 import inspect
@@ -116,7 +119,7 @@ def fits(out, names):
                 found |= {f"{name}{label} {number} {k}": v for k, v in result.params.items()}
                 found[f"{name}{label} {number} elbo"] = result.elbo
                 found |= {f"{name}{label} {number} draw {k}": np.asarray(v) for k, v in draw.items()}
-    np.savez(out, **found)
+    np.savez(f"{out}.npz", **found)
 
 
 COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
@@ -147,6 +150,9 @@ def program_text(model, guide, args, **settings):
 
 def programs(out, names):
     """List the collectives of a step of each model on 8 devices, as (kind, result)."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", False)
     known = models()
     found = {}
     for name in names or known:
@@ -154,7 +160,7 @@ def programs(out, names):
         for label, estimator in estimators().items():
             text = program_text(model, guide, args, mesh=mesh(), estimator=estimator)
             found[f"{name} {label}"] = [(kind, shapes) for shapes, kind in COLLECTIVE.findall(text)]
-    Path(out).write_text(json.dumps(found))
+    Path(f"{out}.programs.json").write_text(json.dumps(found))
 
 
 def errors(out, names):
@@ -200,7 +206,36 @@ def errors(out, names):
             found[name] = "no error"
         except (ValueError, TypeError) as error:
             found[name] = f"{type(error).__name__}: {error}"
-    Path(out).write_text(json.dumps(found))
+    Path(f"{out}.errors.json").write_text(json.dumps(found))
+
+
+def parts(out, names):
+    """Fits to data that lie in parts on meshes of both kinds of axes; how far they are from the fit to whole data."""
+    import jax
+    import optax
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+    import legrad
+
+    model, guide, args, _ = models()["mixture"]
+    settings = {"key": 3, "steps": 4, "optimizer": optax.sgd(1e-3), "progress": False}
+    alone = legrad.fit(model, guide, args=args, **settings).params
+    found = {}
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        axis = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(kind,))
+        given = tuple(jax.device_put(x, NamedSharding(axis, PartitionSpec("data"))) for x in args)
+        for of_fit in ({"mesh": axis}, {}):
+            params = legrad.fit(model, guide, args=given, **of_fit, **settings).params
+            apart = [np.abs(np.asarray(params[name]) - value).max() for name, value in alone.items()]
+            found[f"{kind.name} {len(of_fit)}"] = float(max(apart))
+    Path(f"{out}.parts.json").write_text(json.dumps(found))
+
+
+def quick(out, names):
+    """Notice a lost process sooner than by default: tests wait for it."""
+    from legrad.fitting import lost_process
+
+    lost_process.SILENT, lost_process.EVERY, lost_process.GRACE = 15.0, 1.0, 2.0
 
 
 def killed(out, names):
@@ -209,7 +244,7 @@ def killed(out, names):
 
     import legrad
 
-    steps = int(names[0]) if names else 4000
+    steps = int(names[0]) if names else 100_000
     model, guide, args, _ = models()["mixture"]
     result = legrad.fit(
         model, guide, args=args, key=3, steps=steps, mesh=mesh(), optimizer=optax.sgd(1e-4), progress=False,
@@ -231,14 +266,19 @@ def start_all(what, out, names=(), *, processes, devices=1):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     of_all = {"devices": devices, "processes": processes, "port": port}
-    outs = [out if what == "killed" else f"{out}-{i}" for i in range(processes)]
+    outs = [out if "killed" in what else f"{out}-{i}" for i in range(processes)]
     return [start(what, outs[i], names, process=i, **of_all) for i in range(processes)]
 
 
-def finish(processes, seconds=240):
-    """Wait for processes; return their exit codes and what they printed as errors."""
-    said = [process.communicate(timeout=seconds)[1] for process in processes]
-    return [process.returncode for process in processes], said
+def finish(processes, seconds=600):
+    """Wait for processes; return their exit codes, what they printed as errors, and the last number they printed."""
+    try:
+        printed, said = zip(*(process.communicate(timeout=seconds) for process in processes), strict=True)
+    finally:
+        for process in processes:
+            process.kill()
+    numbers = [int(line) for text in printed for line in text.splitlines() if line.isdigit()]
+    return [process.returncode for process in processes], list(said), max(numbers, default=0)
 
 
 def main():
@@ -247,12 +287,12 @@ def main():
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    if what != "programs":
-        jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", True)
     if int(processes) > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", int(processes), int(process))
-    globals()[what](out, names)
+    for part in what.split(","):
+        globals()[part](out, names)
 
 
 if __name__ == "__main__":
