@@ -214,7 +214,11 @@ def uniform(key, *args, **kwargs):
 
 
 def gradients(estimator, row, steps, uniforms=False):
-    """Return the estimator's gradients for the draws of each step, which it would have drawn: (steps, parameters)."""
+    """Return the estimator's gradients for the draws of each step, which it would have drawn: (steps, parameters).
+
+    Draws within a draw serve as a baseline, and do not depend on it: here all are one and the same.
+    """
+    usual = {name: jnp.asarray(v[len(v) // 2, 0]) for name, v in steps.given.items()}
     module = sys.modules[type(estimator).__module__]
     sites = {n for n, site in trace_of(row, {}).items() if site["type"] == "sample" and site["fn"].is_discrete}
 
@@ -225,8 +229,14 @@ def gradients(estimator, row, steps, uniforms=False):
             return Given(row.guide, at["data"], uniforms)(*args)
 
         def over_given(one, noise):
+            if "inside" in at:
+                here, at["data"] = at["data"], usual
+                found = one(Noise(noise.sites[0], noise.plates))
+                at["data"] = here
+                return jax.tree.map(lambda a: a[None], found)
+
             def run(data, key):
-                at["data"] = data
+                at.update(data=data, inside=True)
                 return one(Noise(key, noise.plates))
 
             return jax.vmap(run)(given, noise.sites)

@@ -36,6 +36,7 @@ from legrad.singlesite.report import tell_methods, tell_terms
 
 GRADIENTS = 10  # a quadrature that costs more gradients of the model than this is not the default
 EVALUATIONS = 2  # the least cost of a gradient, in evaluations of f
+BASELINE_DRAWS = 4  # of the costs of a single pivot
 NEGLIGIBLE = 1 << 20  # numbers that a step computes in negligible time
 
 
@@ -122,19 +123,43 @@ class LocalExpectation(Estimator):
 
         scores, alarms = {}, Alarms({}, {})
         costs = Costs(held, found.parents, evaluate, found.exact)
+        usual = self._usual_costs(problem, noise, found, costs)
         for n in x:
             factor = here.factors[n]
             if n not in local:
                 scores[n] = score(n, here, costs)
+                scores[n] = scores[n]._replace(cost=scores[n].cost - usual[n])
             elif not children[n]:
                 scores[n] = _leaf_score(factor, cuts[n], changes[n])
             else:
-                scores[n] = _blanket_score(factor, cuts[n], changes[n], costs.of(n, costs.values(here)))
+                cost = costs.of(n, costs.values(here)) - usual[n]
+                scores[n] = _blanket_score(factor, cuts[n], changes[n], cost)
                 if cuts[n].check is not None:
                     alarms.inaccurate[n] = _inaccuracy(factor, cuts[n], changes[n])
             if n in local and cuts[n].kind == "window":
                 alarms.escaped[n] = counts.escaped_mass(factor.elements.base, self.window)
         return value, scores, alarms
+
+    def _usual_costs(self, problem: Problem, noise: Noise, found: Arranged, costs: Costs) -> dict[str, Any]:
+        """Return the costs that elements have on average over draws of their own: a baseline for a single pivot.
+
+        They are independent of the pivot, so the mean stays. A draw needs no element changed, and costs far less than
+        a second pivot, whose costs would do the same. Several pivots have each other's.
+        """
+        names = [n for n in found.x if n not in found.local or found.children[n]]
+        if self.num_pivots > 1 or not names:
+            return dict.fromkeys(names, 0.0)
+        stopped = problem.stopped()
+
+        def one(of_draw: Noise) -> dict[str, jax.Array]:
+            pivot = stopped.draw(of_draw)
+            x = {n: stop_gradient(pivot[n].coordinate) for n in found.x}
+            there = self.evaluator(stopped, of_draw, found._replace(pivot=pivot))(x, pivot)
+            values = costs.values(there)
+            return {n: costs.of(n, values) for n in names}
+
+        others = Noise(jax.random.split(jax.random.fold_in(noise.sites, 1), BASELINE_DRAWS), noise.plates)
+        return {n: jnp.mean(cost, axis=0) for n, cost in over_draws(one, others).items()}
 
     def evaluator(self, problem: Problem, noise: Noise, found: Arranged) -> Callable[..., Evaluation]:
         """Return f as a function of the fixed coordinates, or at those of a draw itself, with its exact terms."""
