@@ -224,6 +224,18 @@ def test_the_plot_shows_the_posterior(result, tmp_path):
     assert {axes.get_title(loc="left") for axes in alone.axes} == {""}
 
 
+def test_a_fit_without_steps_says_what_it_does(capsys):
+    def tiny():
+        numpyro.sample("y", dist.Normal(numpyro.sample("m", dist.Normal(0.0, 1.0)), 1.0), obs=0.5)
+
+    legrad.fit(tiny, key=KEY, progress="mine")
+    shown = capsys.readouterr().err
+    for words in ("reading the model", "looking for the mode", "climbing the ELBO of", "weighing draws"):
+        assert f"mine: {words}" in shown, shown
+    legrad.fit(tiny, key=KEY, progress=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_the_bar_says_what_happens(capsys):
     def tiny():
         numpyro.sample("y", dist.Normal(numpyro.sample("m", dist.Normal(0.0, 1.0)), 1.0), obs=0.5)

@@ -17,6 +17,7 @@ from legrad.fitting.checkpoint import described
 from legrad.fitting.lost_process import ends_together
 from legrad.fitting.processes import require_alike
 from legrad.fitting.result import FitResult
+from legrad.fitting.telling import tell, telling
 from legrad.marginal.marginalize import Marginal
 from legrad.model.data_checks import check_data
 from legrad.model.explained import NEEDS_NUMBERS, explained
@@ -56,7 +57,9 @@ def entrance(fit: Callable[P, FitResult]) -> Callable[P, FitResult]:
             check_data(user_model(model), given.args, given.kwargs)
         together = settings.get("mesh") is not None
         of_all = ends_together(settings.get("checkpoint")) if together else nullcontext()
-        with explained(model, guide, given.args, given.kwargs, given.names), of_all:
+        shown = telling(settings.get("progress"))
+        with explained(model, guide, given.args, given.kwargs, given.names), of_all, shown:
+            tell("reading the model")
             if together:
                 require_alike(described(key, given, settings))
             try:

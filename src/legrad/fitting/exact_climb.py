@@ -25,6 +25,7 @@ from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.conclusion import checked
 from legrad.fitting.guide_comparison import GuideComparison
 from legrad.fitting.result import FitResult
+from legrad.fitting.telling import is_hidden, quiet
 from legrad.model.log_density import LogDensity
 from legrad.model.messages import warn
 from legrad.model.problem import Noise, Problem
@@ -121,7 +122,9 @@ class ExactClimb:
             counts = np.asarray(now.climbs.evaluations)  # waits for the program
             ran += time.perf_counter() - begun
             if not bar.disable:
-                bar.set_postfix_str(f"ELBO {-float(np.min(np.asarray(now.climbs.loss))):,.6g}", refresh=False)
+                best = int(np.argmin(np.nan_to_num(np.asarray(now.climbs.loss), nan=np.inf)))
+                elbo, length = -float(now.climbs.loss[best]), float(now.climbs.length[best])
+                bar.set_postfix_str(f"ELBO {elbo:,.6g}, a step moves the guide by {length:.1g} sd", refresh=False)
                 bar.update(int(counts.max()) - bar.n)
         return now, ran
 
@@ -173,7 +176,8 @@ def climb(
     """
     climbs = ExactClimb(program, starts)
     label = progress if isinstance(progress, str) else "fit"
-    with tqdm(total=MOST, desc=label, unit="gradient", disable=_hidden(progress), leave=True) as bar:
+    quiet()
+    with tqdm(desc=label, unit="gradient", disable=is_hidden(progress), leave=True) as bar:
         bar.set_postfix_str("compiling")
         now, ran = climbs.run(seconds, bar)
     took, number = time.perf_counter() - begun, len(starts)
@@ -251,10 +255,6 @@ def _status(end: int, count: int, length: float, ran: float) -> str:
         f"not converged: after {count:,} gradients no step raises the ELBO, though its gradient is not zero. Check "
         "the model for jumps, use jax_enable_x64, or pass optimizer=optax.adam(1e-2)"
     )
-
-
-def _hidden(progress: bool | str | None) -> bool | None:
-    return None if progress is None else not progress
 
 
 def _first(tree: Any) -> Any:

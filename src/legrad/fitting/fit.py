@@ -37,6 +37,7 @@ from legrad.fitting.rounds import fit_in_rounds
 from legrad.fitting.starts import scattered
 from legrad.fitting.stopping import AutoStop, Stopping
 from legrad.fitting.summed_out import exact_result
+from legrad.fitting.telling import tell
 from legrad.fitting.unrated import RATE, is_amortized, steps_without_rate
 from legrad.guides.protocol import OtherStarts
 from legrad.guides.structured import Structured
@@ -139,6 +140,7 @@ def fit(
         if plain and solvable(guide, args, kwargs or {}):
             return solve(guide, args, kwargs or {}, key, seconds, restarts, begun)
         whole = data is None and mesh is None
+        tell("looking for a start")
         start = joint_start(guide, args, kwargs or {}, jax.random.fold_in(key, 3)) if whole else None
         if start is not None and plain and restarts in (None, 1):
             run = partial(fit, model, guide, args=args, kwargs=kwargs, seconds=seconds, progress=progress)
@@ -167,6 +169,7 @@ def fit(
     cut = None if cut is not None and cut.is_plain else cut
     feed = Feed(args, kwargs, data, int(np.asarray(jax.random.key_data(of_steps)).ravel()[-1]), cut)
     try:
+        tell("planning the steps")
         first = feed.at(feed.load(0), 0)
         parameters = Parameters(model, guide, first.args, first.kwargs, of_init, init_params)
         feed.find_plates(model, guide)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +20,9 @@ from legrad.fitting.callbacks import Callback, Snapshot
 from legrad.fitting.checkpoint import Checkpoint, Progress
 from legrad.fitting.compiled_loop import CompiledLoop
 from legrad.fitting.data import DataError
-from legrad.fitting.processes import agreed, clock, is_first, on_host, several
+from legrad.fitting.processes import agreed, clock, on_host, several
 from legrad.fitting.stopping import Stopping
+from legrad.fitting.telling import is_hidden, quiet
 
 _CHUNK_SECONDS = 0.5  # how long compiled code runs before the loop looks at the clock again
 _CHUNK_STEPS, _LONGEST = 16, 4.0  # a chunk of this many steps may take this long: each call allocates the state anew
@@ -178,7 +178,8 @@ class HostLoop:
     # --- what people see -----------------------------------------------------------------------------------------
 
     def _bar(self, now: Progress) -> Any:
-        hide = not (is_first() and (sys.stderr.isatty() if self.progress is None else self.progress))
+        quiet()
+        hide = is_hidden(self.progress)
         label = self.progress if isinstance(self.progress, str) else None
         timed = not math.isinf(self.seconds)
         form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}" if timed else None

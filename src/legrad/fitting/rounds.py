@@ -22,6 +22,7 @@ import optax
 from legrad.diagnostics.psis import LIMIT, ElboEstimate
 from legrad.fitting.joint_start import Start
 from legrad.fitting.result import FitResult
+from legrad.fitting.telling import tell
 from legrad.model.messages import FitWarning, warn
 
 _STEPS, _ROUNDS = 4_000, 4  # steps of the first round; each of the next has twice as many
@@ -48,6 +49,7 @@ def fit_in_rounds(run: Callable[..., FitResult], start: Start, key: jax.Array) -
             optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
             result = run(key=jax.random.fold_in(key, i), optimizer=optimizer, steps=steps, init_params=params)
             done.append(result)
+            tell("weighing draws")
             of_judge = jax.random.fold_in(key, _ROUNDS)
             now, khat = result.elbo_estimate(of_judge, _DRAWS), result.khat(of_judge, _DRAWS)
             ending = _ending(now, khat, before)

@@ -24,6 +24,7 @@ from legrad.fitting.mode import Mode, curvature, find_mode, search_elsewhere
 from legrad.fitting.moved_draws import MOST, Mixture, cover
 from legrad.fitting.reweigh import reweigh, shift_of
 from legrad.fitting.scale_start import scale_start
+from legrad.fitting.telling import tell
 from legrad.guides.structured import Structured
 from legrad.model.precision import as_double, in_double
 
@@ -185,6 +186,7 @@ class Solver:
     def _start(self, number: int) -> _Start:
         args, kwargs = self._arguments()
         space, density = self.guide.space(*args, **kwargs), self._density(self.guide)
+        tell("looking for the mode" if number == 0 else f"looking for the mode from start {number + 1}")
         rng = np.random.default_rng([self.seed, number])
         before = density.gradients
         x, note = _finite_start(density, space.start if number == 0 else space.other_start(rng), rng)
@@ -197,6 +199,7 @@ class Solver:
             return [first]
         args, kwargs = self._arguments()
         space, density = self.guide.space(*args, **kwargs), self._density(self.guide)
+        tell("looking for other modes")
         rng = np.random.default_rng([self.seed, 0, 2])
         others: list[_Start] = []
         before = density.gradients
@@ -216,6 +219,7 @@ class Solver:
         density = self._density(found.guide)
         if not found.khat > _COVERED or density.size > MOST or time.perf_counter() > self.deadline:
             return found
+        tell("looking for a mixture that covers the posterior")
         covered = cover(density, found.q, found.moments or found.q, self.seed)
         if covered is None or not covered.khat < found.khat:
             return found
@@ -275,16 +279,19 @@ class Solver:
         density = self._density(guide)
         climber = FixedDraws(density)
         draws = moment_matched(max(_DRAWS, 1 << math.ceil(math.log2(2 * density.size))), density.size, self.seed)
-        work = 0
+        work, far = 0, ""
         while True:
             before, number = climber.gradients, len(draws)
+            tell(f"climbing the ELBO of {number} draws{far}")
             q = climber.climb(q, draws, max(10, min(_CLIMB, (_WORK - work) // number)), diagonal)
             work += number * (climber.gradients - before)
             error = climber.error(q, moment_matched(number, density.size, self.seed + number))
             late = time.perf_counter() > self.deadline or 2 * work > _WORK
             if error <= _CONFIRMED or 2 * number > _MOST_DRAWS or late:
                 break
+            far = f"; fresh ones moved the optimum by {error:.1g} sd (tolerance {_CONFIRMED})"
             draws = moment_matched(2 * number, density.size, self.seed + 1 + number)
+        tell("weighing draws")
         found = reweigh(density, q, self.seed)
         return Attempt(
             guide=guide,
