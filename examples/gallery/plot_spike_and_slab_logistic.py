@@ -18,7 +18,7 @@ import legrad
 # %%
 # The data
 # --------
-# 569 samples from scikit-learn, of which 400 are used to fit and 169 to test. Of the ten mean features, radius,
+# 569 samples from scikit-learn, of which 200 are used to fit and 369 to test. Of the ten mean features, radius,
 # perimeter and area say nearly the same thing; perimeter and area are left out.
 
 cancer = load_breast_cancer(as_frame=True)
@@ -27,7 +27,7 @@ columns = [name for name in columns if name not in ("mean perimeter", "mean area
 X = cancer.data[columns].rename(columns=lambda name: name.removeprefix("mean "))
 X = (X - X.mean()) / X.std()
 malignant = 1 - np.asarray(cancer.target)
-train = np.random.default_rng(0).permutation(len(X)) < 400
+train = np.random.default_rng(0).permutation(len(X)) < 200
 
 # %%
 # The model

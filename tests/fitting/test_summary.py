@@ -240,7 +240,7 @@ def test_the_bar_says_what_happens(capsys):
     def tiny():
         numpyro.sample("y", dist.Normal(numpyro.sample("m", dist.Normal(0.0, 1.0)), 1.0), obs=0.5)
 
-    legrad.fit(tiny, legrad.MeanField(tiny), key=KEY, stop="auto", progress=True)
+    legrad.fit(tiny, legrad.MeanField(tiny), key=KEY, optimizer=optax.adam(0.05), stop="auto", progress=True)
     shown = capsys.readouterr().err
     assert shown.index("compiling") < shown.index("ELBO")
     assert "phase 2 (step size ×0.25)" in shown
