@@ -36,7 +36,7 @@ def estimators() -> dict[str, Any]:
 
     return {
         "LeGrad": legrad.LocalExpectation(),
-        "DisARM": legrad.DisARM(),
+        "DisARM": legrad.DisARM(surrogates=False),
         "leave-one-out": legrad.ScoreFunction(num_samples=2, baseline="leave_one_out"),
         "REBAR": Rebar(temperature=0.1),  # about what `relaxed.tune` finds on this net
         "TraceGraph": TraceGraph_ELBO(),

@@ -112,7 +112,7 @@ def sentence(error: BaseException) -> str:
 def _disarm(peer: Peer) -> Method:
     if not any(kind == "Bernoulli" for kind in peer.latents.values()):
         raise ValueError("there are no Bernoulli latents")
-    return Method(DISARM, peer.model, peer.guide, legrad.DisARM())
+    return Method(DISARM, peer.model, peer.guide, legrad.DisARM(surrogates=False))
 
 
 def _trace(peer: Peer) -> Method:

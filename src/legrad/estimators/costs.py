@@ -75,6 +75,7 @@ class Costs:
         exact: the sites whose -log q is not among the terms, but replaced by its expectation. Their -log q still
             weighs the scores of other elements where it sees one element alone: the expectation has no noise that
             could cancel theirs.
+        company: whether the second sum is taken; not where surrogates have taken out the noise that it would cancel.
     """
 
     def __init__(
@@ -83,13 +84,14 @@ class Costs:
         parents: Mapping[str, frozenset[str]],
         evaluate: Callable[[dict[str, jax.Array]], Evaluation],
         exact: Collection[str] = (),
+        company: bool = True,
     ) -> None:
         def program(x: dict[str, jax.Array]) -> tuple[dict[str, Any], dict[str, Any]]:
             here = evaluate(x)
             return {name: here.factors[name].log_prob() for name in x}, here.terms()
 
         self.x, self.after = dict(x), descendants(parents)
-        self.run = program
+        self.run, self.company = program, company
         self.exact = [name for name in x if name in exact]
         self._groups: dict[tuple[str, ...], Groups] = {}
 
@@ -134,7 +136,7 @@ class Costs:
             rows, factors, terms = self._seen
             fillers = {_filler(n): factors[n] for n in self.exact if n in beside}
             seen = {name: found for name, found in {**terms, **fillers}.items() if found is not None}
-            self._groups[beside] = groups(seen, [(rows[n], self._shapes[n]) for n in beside], fillers)
+            self._groups[beside] = groups(seen, [(rows[n], self._shapes[n]) for n in beside], fillers, self.company)
         return self._groups[beside]
 
     @cached_property

@@ -96,7 +96,20 @@ def quieted(
     There are none if other latents than the free ones are held, which the surrogates would change with.
     """
     names = [name for name, term in found.terms.items() if term.mean is None and name.startswith("log p")]
-    free = {name: at[name] for name in found.free if name in at}
+    return surrogates_of(problem, pivot, noise, here, at, found.free, names)
+
+
+def surrogates_of(
+    problem: Problem,
+    pivot: Draw,
+    noise: Noise,
+    here: Evaluation,
+    at: Mapping[str, jax.Array],
+    free_sites: Collection[str],
+    names: Collection[str],
+) -> Surrogates | None:
+    """Return the surrogates of some terms of log p, if only free sites are held."""
+    free = {name: at[name] for name in free_sites if name in at}
     if not names or set(at) != set(free):
         return None
 

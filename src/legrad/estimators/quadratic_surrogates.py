@@ -39,11 +39,13 @@ class Surrogates(NamedTuple):
         value: E g − g(x), differentiable.
         slope: ∂g/∂x of the elements of each site.
         bend: what goes with δ² in the change of g.
+        terms: `terms(x)` returns what g adds to each term at other values, differentiable but for x.
     """
 
     value: jax.Array
     slope: dict[str, jax.Array]
     bend: dict[str, jax.Array]
+    terms: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
 
     def change(self, site: str, moved: Any, pivot: jax.Array) -> jax.Array:
         """Return the change of g when an element of a site moves to other values, on a leading axis."""
@@ -86,8 +88,24 @@ def surrogates(
             parts.append(jnp.sum(weight * (slope * away - 0.5 * bend * (away**2 + v))))
         return sum(parts, start=jnp.zeros((), floats))
 
+    def by_term(at: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        at = {name: at[name] for name in laws}
+        logits = _run(program, at, {}, [op.inputs[0] for op in ops])
+        likelihoods = [jnp.zeros(program.shapes[op.outputs[0]], program.dtypes[op.outputs[0]]) for op in ops]
+        changes = [
+            (slope * (z - centre) - 0.5 * bend * (z - centre) ** 2).astype(like.dtype)
+            for z, like, (centre, slope, bend) in zip(logits, likelihoods, coefficients, strict=True)
+        ]
+
+        def results(likelihoods: list[jax.Array]) -> list[Any]:
+            given = {op.outputs[0]: like for op, like in zip(ops, likelihoods, strict=True)}
+            return _run(program, at, given, program.outputs)
+
+        found: Any = jax.jvp(results, (likelihoods,), (changes,))[1]  # they are only added up
+        return jax.tree.unflatten(program.structure, found)
+
     g, (slope, bend) = jax.value_and_grad(total, argnums=(0, 1))(here, nothing)
-    return Surrogates(total(means, variances) - g, stop_gradient(slope), stop_gradient(bend))
+    return Surrogates(total(means, variances) - g, stop_gradient(slope), stop_gradient(bend), by_term)
 
 
 def _has_surrogate(program: Program, known: Known, op: Op) -> bool:
@@ -145,19 +163,22 @@ def _coefficients(y: Any, mean: jax.Array, variance: jax.Array) -> tuple[jax.Arr
 
 def _weights(program: Program, known: Known, ops: list[Op], x: Mapping[str, Any]) -> list[jax.Array]:
     """Return how much each likelihood counts in the sum of all terms: masks, and the scales of plates."""
-    inputs = dict(zip(program.inputs, x.values(), strict=True))
-    outputs = {op.outputs[0]: k for k, op in enumerate(ops)}
+    like = [jnp.zeros(program.shapes[op.outputs[0]], program.dtypes[op.outputs[0]]) for op in ops]
 
     def total(likelihoods: list[jax.Array]) -> jax.Array:
-        values = dict(program.constants) | {
-            i: jax.lax.convert_element_type(v, program.dtypes[i]) for i, v in inputs.items()
-        }
-        for op in program.ops:
-            results = op.run([values[i] for i in op.inputs])
-            if op.outputs[0] in outputs:
-                results = [likelihoods[outputs[op.outputs[0]]]]
-            values.update(zip(op.outputs, results, strict=True))
-        return sum((jnp.sum(values[i]) for i in program.outputs), start=jnp.zeros(()))
+        given = {op.outputs[0]: value for op, value in zip(ops, likelihoods, strict=True)}
+        return sum((jnp.sum(value) for value in _run(program, x, given, program.outputs)), start=jnp.zeros(()))
 
-    like = [jnp.zeros(program.shapes[op.outputs[0]], program.dtypes[op.outputs[0]]) for op in ops]
     return stop_gradient(jax.grad(total)(like))
+
+
+def _run(program: Program, x: Mapping[str, Any], given: Mapping[int, Any], wanted: list[int]) -> list[Any]:
+    """Run a program on values of its latents; some results of its operations may be given."""
+    values: dict[int, Any] = dict(program.constants)
+    for i, value in zip(program.inputs, x.values(), strict=True):
+        values[i] = jax.lax.convert_element_type(value, program.dtypes[i])
+    for op in program.ops:
+        known = [given.get(i) for i in op.outputs]
+        results = known if known[0] is not None else op.run([values[i] for i in op.inputs])
+        values.update(zip(op.outputs, results, strict=True))
+    return [values[i] for i in wanted]

@@ -37,7 +37,10 @@ class Groups(NamedTuple):
 
 
 def groups(
-    seen: Mapping[str, np.ndarray], sites: Sequence[tuple[slice, Shape]], fillers: Collection[str] = ()
+    seen: Mapping[str, np.ndarray],
+    sites: Sequence[tuple[slice, Shape]],
+    fillers: Collection[str] = (),
+    company: bool = True,
 ) -> Groups:
     """Return the groups of all terms.
 
@@ -46,6 +49,7 @@ def groups(
         sites: for each site whose elements matter, its rows and the shape of its elements; elements count in order.
         fillers: terms that are not part of f. A filler's number that sees one element alone is grouped like others
             if that element has company; a filler's other numbers are in no group.
+        company: whether numbers that see one element alone weigh the scores of those that cover its company, too.
     """
     tables = {n: found.reshape(len(found), math.prod(found.shape[1:])).T for n, found in seen.items()}
     table = np.concatenate([np.concatenate([t[:, rows] for rows, _ in sites], axis=1) for t in tables.values()])
@@ -54,7 +58,7 @@ def groups(
     counted = np.zeros(sees.shape[0], bool)
     for name in sets.keys() - set(fillers):
         counted[sets[name]] = True
-    weighed, of_set, filling = _weighed(sees, counted)
+    weighed, of_set, filling = _weighed(sees, counted if company else np.zeros_like(counted), counted)
     labels = {n: (filling if n in fillers else of_set)[s].reshape(seen[n].shape[1:]) for n, s in sets.items()}
     return Groups(labels, weighed)
 
@@ -164,14 +168,16 @@ def _by_code(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # --- which numbers weigh which scores -------------------------------------------------------------------------
 
 
-def _weighed(sees: sparse.csr_array, counted: np.ndarray) -> tuple[sparse.csr_array, np.ndarray, np.ndarray]:
+def _weighed(
+    sees: sparse.csr_array, befriends: np.ndarray, counted: np.ndarray
+) -> tuple[sparse.csr_array, np.ndarray, np.ndarray]:
     """Return the members of each group, and the group of each set for the numbers of f and for fillers.
 
-    Sets that no number of f has are not `counted`: they belong to no element's company.
+    Sets that no number of f has are not `counted`; sets that do not `befriend` belong to no element's company.
     """
     size = np.diff(sees.indptr)
     alone, shared = np.flatnonzero(size == 1), np.flatnonzero((size > 1) & counted)
-    company = sparse.csr_array(sees[shared].T)  # (elements, sets)
+    company = sparse.csr_array(sees[np.flatnonzero((size > 1) & befriends)].T)  # (elements, sets)
     owner = sees[alone].indices
     first, kind = distinct_rows(company)  # elements of one kind have the same company
     covering = _covering(company[first], kind)

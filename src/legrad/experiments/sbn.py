@@ -120,7 +120,7 @@ def estimators(s: Settings) -> dict[str, Any]:
     samples = s.leave_one_out_samples
     found = {
         "LeGrad": legrad.LocalExpectation(num_pivots=s.pivots, exact_terms=False),
-        "DisARM": legrad.DisARM(),
+        "DisARM": legrad.DisARM(surrogates=False),
         "leave-one-out": legrad.ScoreFunction(samples, baseline="leave_one_out") if samples else None,
         "LdGrad": LdGrad(s.ldgrad_samples, over="images"),
     }
