@@ -124,7 +124,8 @@ class ExactClimb:
             if not bar.disable:
                 best = int(np.argmin(np.nan_to_num(np.asarray(now.climbs.loss), nan=np.inf)))
                 elbo, length = -float(now.climbs.loss[best]), float(now.climbs.length[best])
-                bar.set_postfix_str(f"ELBO {elbo:,.6g}, a step moves the guide by {length:.1g} sd", refresh=False)
+                words = f"ELBO {elbo:,.6g}, a step moves the guide by {length:.1g} sd" if np.isfinite(elbo) else ""
+                bar.set_postfix_str(words, refresh=False)
                 bar.update(int(counts.max()) - bar.n)
         return now, ran
 
