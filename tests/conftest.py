@@ -13,7 +13,7 @@ import pytest
 
 # Traced programs are many small objects in cycles: looking for garbage less often saves a tenth of the time.
 gc.freeze()
-gc.set_threshold(200_000, 50, 1000)
+gc.set_threshold(100_000, 20, 10)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)

@@ -40,7 +40,7 @@ LONGER = {
     "n_mixture": lambda: MODELS.n_mixture(15, 3),
     "block_model": lambda: MODELS.block_model(40, 2),
     "spike_and_slab": lambda: MODELS.spike_and_slab(200, 6),
-    "topics": lambda: MODELS.topics(20, 40, 2, 12),
+    "topics": lambda: MODELS.topics(10, 40, 2, 8),
 }
 
 
