@@ -144,7 +144,7 @@ def test_what_no_gaussian_holds_is_flagged():
 @pytest.mark.long
 def test_what_no_gaussian_reaches_is_found_by_draws_that_move():
     def spikes():
-        numpyro.sample("a", dist.Normal(0.0, 1.0).expand([30]).to_event(1))
+        numpyro.sample("a", dist.Normal(0.0, 1.0).expand([8]).to_event(1))
         x = numpyro.sample("x", dist.Normal(0.0, 1.0))
         numpyro.factor("far", 100.0 * jax.nn.sigmoid(50.0 * (x - 4.0)))
 
