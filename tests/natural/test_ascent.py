@@ -220,3 +220,19 @@ def test_pairs_are_written_in_place():
     copies = [line for line in program.splitlines() if " copy(" in line and pairs in line.split(" copy(")[0]]
     assert "dynamic-update-slice" in program
     assert all("copy(%climb_memory" in line for line in copies)  # the arguments, before the first step
+
+
+def test_products_of_steps_are_those_of_their_fisher_coordinates(monkeypatch):
+    """One step after another, as in large guides, or all together."""
+
+    def guide():
+        with numpyro.plate("i", 5):
+            numpyro.sample("z", dist.Categorical(logits=numpyro.param("l", jnp.asarray(RNG.normal(size=(5, 3))))))
+
+    parameters = Parameters(lambda: None, guide, (), {}, jax.random.key(0))
+    start = parameters.unconstrain(parameters.initial)
+    metric, steps = Metric(GuideMap(guide, (), {}), start), {"l": jnp.asarray(RNG.normal(size=(4, 5, 3)))}
+    together = metric.coordinates(start, steps)
+    monkeypatch.setattr("legrad.natural.metric._LARGE", 0)
+    for found, expected in zip(metric.coordinates(start, steps), together, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
