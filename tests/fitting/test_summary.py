@@ -228,7 +228,9 @@ def test_a_fit_without_steps_says_what_it_does(capsys):
     def tiny():
         numpyro.sample("y", dist.Normal(numpyro.sample("m", dist.Normal(0.0, 1.0)), 1.0), obs=0.5)
 
-    legrad.fit(tiny, key=KEY, progress="mine")
+    result = legrad.fit(tiny, key=KEY, progress="mine")
+    titles = [axes.get_title(loc="left") for axes in result.plot().axes]
+    assert titles == ["m: median, 50% and 90% intervals"]  # no axes without a line
     shown = capsys.readouterr().err
     for words in ("reading the model", "looking for the mode", "climbing the ELBO of", "weighing draws"):
         assert f"mine: {words}" in shown, shown

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from legrad.fitting.result import FitResult
 
 
+_FEW = 3  # steps that show nothing
 _BLUE, _RED, _GREEN, _GREY, _INK = "#2471a3", "#c0392b", "#1e8449", "#7f8c8d", "#2c3e50"
 
 
@@ -26,21 +27,23 @@ def plot_fit(result: FitResult, summary: Summary | None, path: Any = None) -> An
         summary: its latents, with the quantiles `plot_posterior.LEVELS`; None to leave them out.
         path: the file to write the picture to; if None, the figure is only returned.
     """
-    auto = bool(result.phases)
-    heights = [3.0, 1.4, 0.9] if auto else [3.0, 1.4]
-    words = textwrap.wrap(result.status, 110 if summary is None else 185)
+    auto, quiet = bool(result.phases), is_quiet(result)
+    heights = [3.0, 1.4, 0.9] if auto else [3.0] if quiet else [3.0, 1.4]
     latents, more = ([], 0) if summary is None else plot_posterior.chosen(summary)
+    alone = bool(latents) and quiet and len(result.elbo) <= _FEW  # there is no way to show
+    words = textwrap.wrap(result.status, 110 if alone or summary is None else 185)
     sizes = plot_posterior.heights(latents)
-    height = 1.3 + max(sum(heights), sum(sizes)) + 0.18 * len(words)
-    figure = new_figure(figsize=(14.0 if latents else 8.5, height), layout="constrained")
-    left: Any = figure
-    right: Any = None
-    if latents:
+    height = 1.3 + max(0.0 if alone else sum(heights), sum(sizes)) + 0.18 * len(words)
+    figure = new_figure(figsize=(14.0 if latents and not alone else 8.5, height), layout="constrained")
+    left: Any = None if alone else figure
+    right: Any = figure if alone else None
+    if latents and not alone:
         parts: Any = figure.subfigures(1, 2, width_ratios=[8.5, 5.5], wspace=0.03)
         left, right = parts
-    panels = left.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    if left is not None:
+        _optimization(left, heights, result)
     if right is not None:
-        below = max(0.0, sum(heights) - sum(sizes))  # few latents need not fill the height
+        below = 0.0 if alone else max(0.0, sum(heights) - sum(sizes))  # few latents need not fill the height
         ratios = [*sizes, below] if below > 0.3 else sizes
         places = np.atleast_1d(right.subplots(len(ratios), 1, height_ratios=ratios))
         for place, one in zip(places, latents, strict=False):
@@ -49,9 +52,31 @@ def plot_fit(result: FitResult, summary: Summary | None, path: Any = None) -> An
             place.axis("off")
         if more:
             places[len(latents) - 1].set_xlabel(f"and {more} more latents: result.summary(key)", fontsize=8)
+    badge, colour = ("converged", _GREEN) if result.converged else ("not converged", _RED)
+    if not (auto or quiet or result.converged):
+        badge, colour = "fixed steps", _GREY
+    how = result.how.split(",")[0] if quiet and result.how else result.estimator_name
+    count = f"{result.steps:,} step{'s' * (result.steps != 1)}"
+    figure.suptitle(f"{how[:1].upper()}{how[1:]}, {count} in {result.seconds:.1f} s", x=0.02, ha="left", color=_INK)
+    figure.text(0.985, 0.985, badge, ha="right", va="top", color="white", fontsize=10, fontweight="bold",
+                bbox={"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "none"})  # fmt: skip
+    figure.supxlabel("\n".join(words), x=0.02, ha="left", fontsize=9, color=_INK)
+    if path is not None:
+        figure.savefig(path, dpi=130)
+    return figure
+
+
+def is_quiet(result: FitResult) -> bool:
+    """Whether the gradients of a fit had no noise, so that there is none to show."""
+    return not result.phases and not np.any(result.gradient_variance > 0)
+
+
+def _optimization(figure: Any, heights: list[float], result: FitResult) -> None:
+    panels = np.atleast_1d(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
     _bound(panels[0], result)
-    _noise(panels[1], result)
-    if auto:
+    if len(panels) > 1:
+        _noise(panels[1], result)
+    if len(panels) > 2:
         _step_size(panels[2], result)
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
@@ -62,20 +87,9 @@ def plot_fit(result: FitResult, summary: Summary | None, path: Any = None) -> An
     for panel in panels:
         _phases(panel, result)
     panels[-1].set_xlabel("step")
+    panels[-1].xaxis.get_major_locator().set_params(integer=True)
     panels[-1].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    left.align_ylabels(panels)
-    badge, colour = ("converged", _GREEN) if result.converged else ("not converged" if auto else "fixed steps", _GREY)
-    if auto and not result.converged:
-        colour = _RED
-    figure.suptitle(
-        f"{result.estimator_name}, {result.steps:,} steps in {result.seconds:.1f} s", x=0.02, ha="left", color=_INK
-    )
-    figure.text(0.985, 0.985, badge, ha="right", va="top", color="white", fontsize=10, fontweight="bold",
-                bbox={"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "none"})  # fmt: skip
-    figure.supxlabel("\n".join(words), x=0.02, ha="left", fontsize=9, color=_INK)
-    if path is not None:
-        figure.savefig(path, dpi=130)
-    return figure
+    figure.align_ylabels(panels)
 
 
 def _bound(axes: Any, result: FitResult) -> None:
@@ -89,8 +103,11 @@ def _bound(axes: Any, result: FitResult) -> None:
                 alpha=0.6,
                 linewidth=0.9,
             )
-    axes.plot(steps, elbo, color=_BLUE, alpha=0.25, linewidth=0.6, label="each step")
-    axes.plot(*_running(elbo, window), color=_RED, label=f"mean of {window:,} steps")
+    if window == 1:
+        axes.plot(steps, elbo, "o-", color=_RED, markersize=3, label="each step")
+    else:
+        axes.plot(steps, elbo, color=_BLUE, alpha=0.25, linewidth=0.6, label="each step")
+        axes.plot(*_running(elbo, window), color=_RED, label=f"mean of {window:,} steps")
     if result.restarts:
         axes.plot([], [], color=_GREY, alpha=0.6, label="other starts")
     finite = elbo[np.isfinite(elbo)]
