@@ -9,7 +9,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", ["distributions", "messages", "mnist", "paper", "peers", "scikit_learn", "trust"])
+@pytest.mark.parametrize(
+    "name", ["distributions", "messages", "mnist", "paper", "peers", "scikit_learn", "solvers", "trust"]
+)
 def test_a_page_that_is_written_by_a_program_is_up_to_date(name):
     spec = importlib.util.spec_from_file_location(f"{name}_page", ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)

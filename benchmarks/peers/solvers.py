@@ -67,7 +67,7 @@ DRAWS = 30  # that are fixed
 RATES, NET_RATES = (0.01, 0.05, 0.2), (0.001, 0.003, 0.01)
 ELBO_DRAWS = 100  # of a belief net's ELBO
 EVALUATIONS = 400  # of L-BFGS
-MOST_SECONDS = 10.0  # of each method and rate
+MOST_SECONDS, NET_SECONDS = 4.0, 3.0  # of each method and rate: at the most; of the nets
 LOOKS = 60  # of the ELBO, spread evenly over the logarithm of the steps
 
 
@@ -204,7 +204,7 @@ def race(name: str, small: bool, seconds: float, tell: Callable[[str], None]) ->
     ways: dict[str, Way] = {}
     if name in NETS:
         mean = elbo_of(peer, ELBO_DRAWS)
-        limit = seconds
+        limit = max(seconds, NET_SECONDS)
 
         def elbo(u: Any) -> float:
             return mean(parameters.constrain(u))
@@ -284,7 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[*PROBLEMS, *NETS])
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each method and rate, at the least")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each method and rate, at the least")
     parser.add_argument("--out", type=Path, default=Path("docs/results/solvers.json"))
     options = parser.parse_args()
     found = json.loads(options.out.read_text()) if options.out.exists() else {}
