@@ -8,6 +8,9 @@ if version("jax").startswith("0.10."):
     # Compiles a quarter faster; other versions of XLA may end at a flag that they do not know.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
 
+# Each of several workers has one core; BLAS's threads would only wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import pytest
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from legrad.diagnostics.psis import LIMIT
 from legrad.fitting.density import Density
@@ -136,11 +137,14 @@ class Solver:
             restarts: the number of starts; if None, four if the model has exchangeable components, or if the first
                 start led over a saddle; else one, and one for each other mode that short searches find.
         """
-        try:
-            return in_double(lambda: self._run(restarts))
-        except TypeError:  # a program with float32 written into it, such as the carry of a scan
-            self.double = False
-            return self._run(restarts)
+        with threadpool_limits(
+            1, user_api="blas"
+        ):  # on matrices this small BLAS's threads wait, and take XLA's cores
+            try:
+                return in_double(lambda: self._run(restarts))
+            except TypeError:  # a program with float32 written into it, such as the carry of a scan
+                self.double = False
+                return self._run(restarts)
 
     def _run(self, restarts: int | None) -> list[Attempt]:
         self._densities.clear()
