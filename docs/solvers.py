@@ -23,7 +23,7 @@ All start at the same parameters; the ELBO is evaluated exactly, off the clock; 
 best of three rates (0.01, 0.05, 0.2; for the nets 0.001, 0.003, 0.01) for the problem, which a user would have to
 find. A step of L-BFGS or trust-ncg may take several gradients. A dash: not in 4,000 steps, nor in 20 times legrad's
 seconds, of which there are half a second at least and four at most; the
-belief nets have three. NumPyro's `TraceEnum_ELBO` is tried on the mixture alone;
+belief nets have three. What the summary lacks of the eleven problems was not run to its end. NumPyro's `TraceEnum_ELBO` is tried on the mixture alone;
 elsewhere it takes minutes to compile.
 `make bench-solvers` makes this page.
 

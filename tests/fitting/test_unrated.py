@@ -24,6 +24,7 @@ def slab(X, y):
         numpyro.sample("y", dist.Normal(X @ (included * slope), 1.0), obs=y)
 
 
+@pytest.mark.long
 def test_noise_is_taken_by_natural_steps_that_stop_at_the_optimum():
     guide = legrad.MeanField(slab)
     best = legrad.fit(slab, guide, args=(X, Y), key=0, progress=False)
@@ -74,7 +75,8 @@ def test_minibatches_and_networks_take_adam():
     assert subsampled.params["mu_loc"] == pytest.approx(float(Y.sum() / 61), abs=0.1)
 
 
-@pytest.mark.filterwarnings("ignore::legrad.FitWarning")  # two seconds
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::legrad.FitWarning")  # a fifth of a second
 def test_an_inference_network_is_not_climbed():
     y = jnp.asarray(RNG.normal(size=(30, 20)))
     result = legrad.fit(coded, encoder, args=(y,), key=0, seconds=0.2, progress=False)

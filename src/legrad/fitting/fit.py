@@ -96,11 +96,11 @@ def fit(
             tells how several processes fit together.
         estimator: one of legrad's estimators, or any NumPyro ELBO; `LocalExpectation()` if None. "auto" runs a short
             trial of the estimators that suit the guide, and takes the fastest; `result.method` names it.
-        optimizer: an optax optimizer, schedules included. If None, and `steps` is None, no learning rate is needed
-            and the fit stops by itself: an ELBO without noise (`result.deterministic`) is climbed by natural steps
-            and L-BFGS; one with noise by natural steps that shrink, or by Adam where a step sees a part of the data,
-            a network infers the latents, or latents of the guide depend on each other. With `steps` it is
-            `optax.adam(1e-2)`, or `optax.adam(5e-2)` with `stop="auto"`.
+        optimizer: an optax optimizer, schedules included. If None, and `steps` and `stop` are None, too, no learning
+            rate is needed and the fit stops by itself: an ELBO without noise (`result.deterministic`) is climbed by
+            natural steps and L-BFGS; one with noise by natural steps that shrink, or by Adam where a step sees a part
+            of the data, a network infers the latents, or latents of the guide depend on each other. With `steps` it
+            is `optax.adam(1e-2)`; with `stop="auto"` an ELBO with noise takes `optax.adam(5e-2)`.
         steps: the maximum number of steps; if None, 100,000 where the fit stops by itself, 2,000 otherwise.
         stop: "auto" ends the fit when more steps would change nothing, and returns the average of the last iterates;
             `legrad.AutoStop(...)` does the same with other settings; None takes all steps, or is "auto" if neither
@@ -149,8 +149,8 @@ def fit(
         if start is not None:
             init_params, note = start.params | dict(init_params or {}), start.note
     restarts = 1 if restarts is None else restarts
-    unrated = optimizer is None and steps is None
-    rule: Any = AutoStop() if stop == "auto" or (stop is None and unrated) else stop
+    unrated = optimizer is None and steps is None and stop is None
+    rule: Any = AutoStop() if stop == "auto" or unrated else stop
     chosen: Any = LocalExpectation() if estimator is None else estimator
     of_the_loop = (optimizer, steps, None if stop == "auto" else stop, data, checkpoint, callback, mesh)
     may_climb = all(setting is None for setting in of_the_loop) and chosen != "auto"
