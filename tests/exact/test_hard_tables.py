@@ -45,8 +45,10 @@ def test_gradients_of_masks_are_those_of_the_sum(name):
         weight = lambda z: jnp.exp(jnp.sum(jax.nn.log_sigmoid(jnp.where(z == 1, p["l"], -p["l"]))))
         return jnp.sum(jax.vmap(lambda z: weight(z) * p["th"] * jnp.sum(f(z, c, p)))(JOINT))
 
-    both = jax.jit(lambda c: (jax.value_and_grad(ours)(PARAMS, c), jax.value_and_grad(dense)(PARAMS, c)))
-    for c in (1e3, 1e9, 1e30, np.inf):
+    def both(c):
+        return jax.jit(lambda: (jax.value_and_grad(ours)(PARAMS, c), jax.value_and_grad(dense)(PARAMS, c)))()
+
+    for c in (1e9, np.inf):
         if c == np.inf and name in ("logits", "listed twice"):
             continue  # 0 · ∞, log 0
         found, expected = both(c)

@@ -48,6 +48,7 @@ class Known:
         self.dtype = jnp.result_type(float)
         self.sight = Sight(program, {name: law.shape for name, law in laws.items()})
         self.variables = Variables(laws, self.sight, self.dtype)
+        self.variables.infinite = names_infinity(program)
         self.context, self.signs = Context(program, LIMIT), Signs(program)
         self.certain = Certain(program, self.signs)
         self.site = dict(zip(program.inputs, laws, strict=True))
@@ -400,6 +401,12 @@ class Known:
             numbers = op.eqn.params["dimension_numbers"]
             return [linear.contracted(piece, real(arrays[1 - k]), numbers, k == 0) for piece in inner]
         raise Unknown(f"`{op.name}` of elements that meet on several routes")
+
+
+def names_infinity(program: Program) -> bool:
+    """Say whether a known constant of a program is infinite."""
+    numbers = (program.read(i) for i in program.constants)
+    return any(x is not None and x.dtype.kind == "f" and bool(np.isinf(x).any()) for x in numbers)
 
 
 def mixed_axes(op: Op, k: int) -> list[int]:

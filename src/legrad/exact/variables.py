@@ -52,6 +52,7 @@ class Variables:
         self.ends = np.cumsum([0, *sizes])
         self.elements = self.free = int(self.ends[-1])
         self.seen = sight.own
+        self.infinite = False  # whether values may be infinite on purpose: the program names ∞
         self.errors: list[Any] | None = None  # of each sum over nodes, if they are asked for
 
     def label(self, name: str) -> Label:
@@ -207,7 +208,8 @@ class Variables:
             return jnp.sum(weights * values, axis=place)
         first = jax.lax.slice_in_dim(values, 0, 1, axis=place)
         first = jax.lax.stop_gradient(jnp.where(jnp.isfinite(first), first, 0.0))
-        return jnp.squeeze(first, place) + jnp.sum(_weighted(weights, values - first), axis=place)
+        times = _weighted if self.infinite else jnp.multiply
+        return jnp.squeeze(first, place) + jnp.sum(times(weights, values - first), axis=place)
 
     def _check(self, labels: Sequence[Label]) -> None:
         """Raise unless the variables of all labels are independent wherever they are not the same."""
