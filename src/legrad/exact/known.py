@@ -30,6 +30,7 @@ from legrad.marginal.rules import apply
 from legrad.marginal.table import CannotSum, Table, align, constant
 from legrad.trace.program import Op, Program
 
+COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "is_finite"}
 LIMIT = 1 << 13  # joint candidates in one table
 NUMBERS = 1 << 24  # numbers in one table
 _INDEXED = ("gather", "dynamic_slice", "select_n")  # their indices and conditions are no numbers to average
@@ -48,9 +49,9 @@ class Known:
         self.dtype = jnp.result_type(float)
         self.sight = Sight(program, {name: law.shape for name, law in laws.items()})
         self.variables = Variables(laws, self.sight, self.dtype)
-        self.variables.infinite = names_infinity(program)
         self.context, self.signs = Context(program, LIMIT), Signs(program)
         self.certain = Certain(program, self.signs)
+        self.dropped = self._dropped() if self._uses_infinity() else set()
         self.site = dict(zip(program.inputs, laws, strict=True))
         self._constants = dict(program.constants)
         for i, truth in self.certain.truth.items():
@@ -96,6 +97,31 @@ class Known:
             raise found
         return found
 
+    def _uses_infinity(self) -> bool:
+        """Say whether a known infinite number goes into a value, and not only into checks that are settled."""
+
+        def infinite(i: int) -> bool:
+            numbers = self.program.read(i) if self.program.is_constant(i) else None
+            return numbers is not None and numbers.dtype.kind == "f" and bool(np.isinf(numbers).any())
+
+        return any(
+            any(map(infinite, op.inputs))
+            for op in self.program.ops
+            if op.name not in COMPARISONS
+            and not all(i in self.certain.same or self.is_constant(i) for i in op.outputs)
+        )
+
+    def _dropped(self) -> set[int]:
+        """List the values of which some positions may be left out further on."""
+        found: set[int] = set()
+        for op in reversed(self.program.ops):
+            constant = [self.is_constant(i) for i in op.inputs]
+            chooses = op.name in ("gather", "dynamic_slice") and all(constant[1:])
+            chooses |= op.name in ("slice", "split") or (op.name == "select_n" and constant[0])
+            if chooses or any(i in found for i in op.outputs):
+                found.update(op.inputs)
+        return found
+
     # --- constants and inputs ------------------------------------------------------------------------------------
 
     def constant(self, i: int) -> Any:
@@ -120,9 +146,11 @@ class Known:
         assert op is not None
         return in_bounds(op)._replace(inputs=tuple(map(self.certain.resolve, op.inputs)))
 
-    def averaged(self, table: Table) -> Any:
-        """Return the mean of a table at every position, as an array."""
+    def averaged(self, table: Table, i: int) -> Any:
+        """Return the mean of the table of a value at every position, as an array."""
+        self.variables.infinite = i in self.dropped
         mean = self.variables.expectation(table)
+        self.variables.infinite = False
         return jnp.broadcast_to(mean.values, mean.shape)
 
     # --- means ---------------------------------------------------------------------------------------------------
@@ -142,11 +170,11 @@ class Known:
         try:
             mean = closed.mean(self, op) if kind is Family.FUNCTION else self.direct_moments(i).mean
             if mean is not None:
-                return self.averaged(mean)
+                return self.averaged(mean, i)
         except (Unknown, CannotSum) as error:
             found = error if isinstance(error, Unknown) else None
         try:
-            return self.averaged(self.of_table(i))
+            return self.averaged(self.of_table(i), i)
         except Unknown as error:
             raise error if found is None or error.line else found from None
 
@@ -401,12 +429,6 @@ class Known:
             numbers = op.eqn.params["dimension_numbers"]
             return [linear.contracted(piece, real(arrays[1 - k]), numbers, k == 0) for piece in inner]
         raise Unknown(f"`{op.name}` of elements that meet on several routes")
-
-
-def names_infinity(program: Program) -> bool:
-    """Say whether a known constant of a program is infinite."""
-    numbers = (program.read(i) for i in program.constants)
-    return any(x is not None and x.dtype.kind == "f" and bool(np.isinf(x).any()) for x in numbers)
 
 
 def mixed_axes(op: Op, k: int) -> list[int]:

@@ -45,10 +45,10 @@ def mean(known: Known, op: Op) -> Any:
     try:
         found = known.direct_moments(out).mean
         known.rules.setdefault(out, "moments")
-        return known.averaged(found)
+        return known.averaged(found, out)
     except SquareOnly as error:
         known.rules.setdefault(out, "moments")
-        return known.averaged(error.mean)
+        return known.averaged(error.mean, out)
     except (Unknown, CannotSum) as error:
         first = error if isinstance(error, Unknown) else None
     if op.name == "mul":
@@ -60,7 +60,7 @@ def mean(known: Known, op: Op) -> Any:
         except Unknown:
             pass
     try:
-        return known.averaged(known.of_table(out))
+        return known.averaged(known.of_table(out), out)
     except Unknown as error:
         raise error if first is None or error.line else first from None
 

@@ -52,7 +52,7 @@ class Variables:
         self.ends = np.cumsum([0, *sizes])
         self.elements = self.free = int(self.ends[-1])
         self.seen = sight.own
-        self.infinite = False  # whether values may be infinite on purpose: the program names ∞
+        self.infinite = False  # whether means may be infinite and are left out further on
         self.errors: list[Any] | None = None  # of each sum over nodes, if they are asked for
 
     def label(self, name: str) -> Label:
