@@ -22,17 +22,18 @@ Seconds, and in brackets steps, to 99% and to 99.9% of the way from the start to
 All start at the same parameters; the ELBO is evaluated exactly, off the clock; compilation is apart. Adam has the
 best of three rates (0.01, 0.05, 0.2; for the nets 0.001, 0.003, 0.01) for the problem, which a user would have to
 find. A step of L-BFGS or trust-ncg may take several gradients. A dash: not in 4,000 steps, nor in 20 times legrad's
-seconds, of which there are half a second at least and four at most; the
-belief nets have three. What the summary lacks of the eleven problems was not run to its end. NumPyro's `TraceEnum_ELBO` is tried on the mixture alone;
+seconds, of which there are half a second at least and four at most; the belief nets have three. What the summary
+lacks of the eleven problems was not run to its end. NumPyro's `TraceEnum_ELBO` is tried on the mixture alone;
 elsewhere it takes minutes to compile.
 `make bench-solvers` makes this page.
 
 The summary has two rivals: those with the exact gradient, which legrad makes for them, and the rest, which a user
 would have otherwise. Climbs with few numbers are compiled quickly, and run several times as slowly, because
 compiling takes much longer than they do; Adam and L-BFGS run fully optimized code here. On Ising and noisy-or L-BFGS
-with the exact gradient is first: it needs fewer gradients there, and each takes less time. In the seconds that
-the belief nets have, cheap steps count more than little noise, and LeGrad is not first. The times are of two cores
-that other programs used as well: differences below a factor of two mean little.
+with the exact gradient is first: it needs fewer gradients there, and each takes less time. On the mixture Adam at its
+best rate is first: a step of the climb costs more than one of Adam's. In the seconds that a belief net has here, cheap
+steps count more than little noise, and LeGrad is not first. The times are of two cores that other programs used as
+well: differences below a factor of two mean little.
 """
 
 
