@@ -31,7 +31,8 @@ The summary has two rivals: those with the exact gradient, which legrad makes fo
 would have otherwise. Climbs with few numbers are compiled quickly, and run several times as slowly, because
 compiling takes much longer than they do; Adam and L-BFGS run fully optimized code here. On Ising and noisy-or L-BFGS
 with the exact gradient is first: it needs fewer gradients there, and each takes less time. On the mixture Adam at its
-best rate is first: a step of the climb costs more than one of Adam's. In the seconds that a belief net has here, cheap
+best rate is first: a step of the climb costs more than one of Adam's. In the seconds that a belief net has
+here, cheap
 steps count more than little noise, and LeGrad is not first. The times are of two cores that other programs used as
 well: differences below a factor of two mean little.
 """
