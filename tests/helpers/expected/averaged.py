@@ -66,13 +66,22 @@ def _same(first: Any, second: Any) -> bool:
 def _over_pivots(case: Case, estimator: Any) -> Found:
     module = sys.modules[type(estimator).__module__]
     pivots, tolerance = _pivots(case)
+    usual = jax.tree.map(lambda a: jnp.asarray(a[len(pivots.mass) // 2]), pivots.given)
 
     def one(given: dict[str, Any]) -> Any:
+        at, inside = [given], []
+
         def guide(*args: Any) -> Any:
-            return Given(case.guide, given)(*args)
+            return Given(case.guide, at[0])(*args)
 
         def at_this(one: Any, noise: Noise) -> Any:
-            return jax.tree.map(lambda a: a[None], one(Noise(noise.sites[0], noise.plates)))
+            if inside:  # draws within a draw are a baseline, and do not depend on it: here all are one and the same
+                at[0] = usual
+            inside.append(True)
+            found = jax.tree.map(lambda a: a[None], one(Noise(noise.sites[0], noise.plates)))
+            inside.pop()
+            at[0] = given
+            return found
 
         with mock.patch.object(module, "over_draws", at_this):
             return jax.value_and_grad(lambda p: estimator.loss(jax.random.key(0), p, case.model, guide, *case.args))(
