@@ -3,6 +3,7 @@
 import gc
 import os
 from importlib.metadata import version
+from pathlib import Path
 
 if version("jax").startswith("0.10."):
     # Compiles a quarter faster; other versions of XLA may end at a flag that they do not know.
@@ -20,6 +21,18 @@ gc.set_threshold(100_000, 20, 10)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)
+
+_MEMORY = 2 << 30  # bytes of a worker, above which compiled programs of earlier modules are let go
+
+
+@pytest.fixture(autouse=True, scope="module")
+def let_go_of_programs():
+    """Let go of compiled programs where they have taken much memory: a laptop runs two workers."""
+    yield
+    pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
+    if pages * os.sysconf("SC_PAGE_SIZE") > _MEMORY:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

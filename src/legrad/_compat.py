@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -123,7 +124,7 @@ def is_outside() -> bool:
     return bool(core.trace_state_clean())
 
 
-_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("jax", "numpyro", "legrad", "flax"))
+_LIBRARIES = tuple(f"{place}{os.sep}" for place in (Path(__file__).resolve().parent, sysconfig.get_paths()["stdlib"]))
 
 
 def source_line(eqn: Any, inside: str | None = None) -> str:
@@ -148,7 +149,12 @@ def source_line(eqn: Any, inside: str | None = None) -> str:
 
 def users_line(file: str, number: int) -> str:
     """Return a line of code as "model.py:12", or "" if it belongs to a library."""
-    return "" if any(part in file for part in _LIBRARIES) else f"{Path(file).name}:{number}"
+    return f"{Path(file).name}:{number}" if is_users(file) else ""
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is the user's, and not one of legrad, of an installed package or of Python."""
+    return not file.startswith(_LIBRARIES) and "site-packages" not in file
 
 
 def arviz() -> Any:

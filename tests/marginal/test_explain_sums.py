@@ -7,6 +7,7 @@ import pytest
 from numpyro.contrib.control_flow import scan
 
 import legrad
+from legrad import _compat
 
 Y = jnp.array([0.3, -1.0, 1.4, 0.8])
 
@@ -100,3 +101,8 @@ def test_a_model_without_discrete_latents():
         numpyro.sample("mu", dist.Normal(0.0, 1.0))
 
     assert "no discrete latent" in str(legrad.explain(model, args=(Y,)))
+
+
+def test_a_folder_may_have_the_name_of_a_library():
+    assert _compat.users_line("/home/ada/legrad/numpyro/model.py", 12) == "model.py:12"
+    assert not any(_compat.users_line(file, 12) for file in (legrad.__file__, dist.__file__, _compat.os.__file__))

@@ -6,7 +6,6 @@ Each message names the line of the model, the cause, and the next step; the orig
 from __future__ import annotations
 
 import re
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import jax
 import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoContinuous, AutoDelta, AutoNormal
 
+from legrad._compat import is_users
 from legrad.model.data_checks import describe_missing, describe_text, discrete_latent
 from legrad.model.frames import Names
 
@@ -127,18 +127,13 @@ def _translated(
 
 
 _OURS = str(Path(__file__).resolve().parents[1])
-_STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 def _from_model(error: BaseException) -> bool:
     """Whether an error comes from code of the user that legrad runs, and not from legrad or its call."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     ours = [i for i, name in enumerate(files) if name.startswith(_OURS) and name != __file__]
-    return any(_is_users(name) for name in files[ours[0] :]) if ours else False
-
-
-def _is_users(filename: str) -> bool:
-    return not filename.startswith((_OURS, _STANDARD)) and "site-packages" not in filename
+    return any(is_users(name) for name in files[ours[0] :]) if ours else False
 
 
 def _cannot_hold(
@@ -151,7 +146,7 @@ def _cannot_hold(
 def _line(error: BaseException) -> str:
     """Return the last line of the user's own code that an error passed: "model.py, line 12 (`if z > 0:`)"."""
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [frame for frame in frames if _is_users(frame.filename)]
+    mine = [frame for frame in frames if is_users(frame.filename)]
     if not mine:
         return "a line of the model or guide"
     frame = mine[-1]
