@@ -217,7 +217,8 @@ class LocalExpectation(Estimator):
         names = [n for n in names if nodes[n] > GRADIENTS * EVALUATIONS]  # else even brute force costs less
         if not names or self.method == "brute":
             return {}
-        evaluate = self.evaluator(problem.stopped(), noise, found)
+        model = found._replace(split=NONE._replace(sampled=tuple(found.pivot)))  # without the nodes of exact terms
+        evaluate = self.evaluator(problem.stopped(), noise, model)
         work = single_site_work(
             lambda moved: evaluate(found.x | moved).terms(), {n: found.x[n] for n in names}, self.nodes
         )
