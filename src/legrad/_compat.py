@@ -157,6 +157,14 @@ def is_users(file: str) -> bool:
     return not file.startswith(_LIBRARIES) and "site-packages" not in file
 
 
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """Return how many constants and states a scan has; JAX 0.12 has trees of its inputs in the place of numbers."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, states, _ = params["ft_in"].unpack()
+    return len(list(constants.vals)), len(list(states.vals))
+
+
 def arviz() -> Any:
     """Return the ArviZ module, or raise an error that says how to install it."""
     try:

@@ -107,7 +107,7 @@ def _labelled(
                 names.get(site, [f"{site}_dim_{i}" for i in range(len(shape))]), shape, strict=False
             ):
                 if size in labels:
-                    found[axis] = labels[size]
+                    found[axis] = list(labels[size])
     return found
 
 

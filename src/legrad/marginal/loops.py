@@ -64,7 +64,7 @@ def _is_elementwise(eqn: Any) -> bool:
 def _parallel(program: Program, eqn: Any, operands: list[int]) -> Any:
     """Return the program of all steps side by side, or None if a state depends on the states of earlier steps."""
     p = eqn.params
-    constants, carried, length, body = p["num_consts"], p["num_carry"], p["length"], p["jaxpr"]
+    (constants, carried), length, body = _compat.scan_counts(p), p["length"], p["jaxpr"]
     needs = _dependence(body)
     latent = {k for k, i in enumerate(operands) if not program.is_constant(i)}
     states = range(constants, constants + carried)
@@ -136,7 +136,7 @@ def _order(needs: list[set[int]], free: set[int], constants: int, carried: int) 
 
 def _known_states(program: Program, p: Any, operands: list[int], free: set[int]) -> dict[int, Any]:
     """Return the sequences of those states that can be computed now: counters."""
-    constants, carried, needs = p["num_consts"], p["num_carry"], _dependence(p["jaxpr"])
+    (constants, carried), needs = _compat.scan_counts(p), _dependence(p["jaxpr"])
     readable = {k for k in range(len(operands)) if program.read(operands[k]) is not None}
     known = free & readable
     while True:
@@ -168,7 +168,7 @@ def _plain(dtype: Any) -> bool:
 
 def _sequence(p: Any, given: Any, wanted: set[int]) -> dict[int, Any]:
     """Run the loop for some states that depend on no others; return their values before each step."""
-    constants, carried, body = p["num_consts"], p["num_carry"], p["jaxpr"]
+    (constants, carried), body = _compat.scan_counts(p), p["jaxpr"]
     order = sorted(wanted)
     if not order:
         return {}
