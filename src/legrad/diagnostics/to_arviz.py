@@ -99,7 +99,7 @@ def _labelled(
     groups: Groups, names: Mapping[str, Sequence[str]], labels: Mapping[int, Sequence[str]]
 ) -> dict[str, Sequence[str]]:
     """Return labels for each dimension whose length they fit."""
-    found = {}
+    found: dict[str, Sequence[str]] = {}
     for group, sites in groups.items():
         for site, value in sites.items():
             shape = value.shape[0 if group == "observed_data" else 2 :]
