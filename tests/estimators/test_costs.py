@@ -283,3 +283,22 @@ def test_one_pivot_with_draws_of_its_own_costs_is_better_than_an_antithetic_pair
         return float(jnp.sum(jnp.var(found["a"], axis=0)))
 
     assert variance(legrad.LocalExpectation(exact_terms=False)) < 0.5 * variance(legrad.DisARM())
+
+
+def test_a_baseline_leaves_out_draws_that_the_model_rules_out():
+    """A tenth of all draws have no density: they must not spoil the gradients of the others."""
+
+    def model():
+        h = numpyro.sample("h", dist.Bernoulli(0.5))
+        numpyro.sample("z", dist.Normal(h, 1.0))
+        numpyro.factor("ruled out", jnp.where(h == 1, -jnp.inf, 0.0))
+
+    def guide():
+        h = numpyro.sample("h", dist.Bernoulli(logits=numpyro.param("a", jnp.asarray(-2.2))))
+        numpyro.sample("z", dist.Normal(h * 1.0, jnp.exp(numpyro.param("b", jnp.zeros(())))))
+
+    at = {"a": jnp.asarray(-2.2), "b": jnp.asarray(0.1)}
+    estimator = legrad.LocalExpectation(exact_terms=False, sites={"h": "score", "z": "score"})
+    one = jax.grad(lambda p, key: estimator.loss(key, p, model, guide))
+    found = jax.jit(jax.vmap(one, (None, 0)))(at, jax.random.split(jax.random.key(0), 400))
+    assert 0.85 < float(jnp.mean(jnp.isfinite(found["a"]))) < 0.95

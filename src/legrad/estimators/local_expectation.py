@@ -159,7 +159,9 @@ class LocalExpectation(Estimator):
             return {n: costs.of(n, values) for n in names}
 
         others = Noise(jax.random.split(jax.random.fold_in(noise.sites, 1), BASELINE_DRAWS), noise.plates)
-        return {n: jnp.mean(cost, axis=0) for n, cost in over_draws(one, others).items()}
+        # Any function of draws of their own is a baseline: where the model rules a draw out, it counts as nothing.
+        found_costs = over_draws(one, others)
+        return {n: jnp.mean(jnp.where(jnp.isfinite(c), c, 0.0), axis=0) for n, c in found_costs.items()}
 
     def evaluator(self, problem: Problem, noise: Noise, found: Arranged) -> Callable[..., Evaluation]:
         """Return f as a function of the fixed coordinates, or at those of a draw itself, with its exact terms."""
